@@ -32,8 +32,8 @@ $(VENV)/.installed: pyproject.toml
 	$(INSTALL) -e .
 	@touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed
-	$(INSTALL) -e '.[test,docs]'
+$(VENV)/.installed-test: $(VENV)/.installed tests/constraints.txt
+	$(INSTALL) -e '.[test,docs]' -c tests/constraints.txt
 	@touch $@
 
 serve: setup
@@ -46,8 +46,10 @@ test: export PYTHONDONTWRITEBYTECODE =
 test: export CUDA_VISIBLE_DEVICES =
 test: $(VENV)/.installed-test
 	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	@# mypy takes one core for half a minute where it has no cache: the tests begin beside it, and what it finds comes last.
+	$(BIN)/mypy >$(VENV)/mypy.log 2>&1 & types=$$!; \
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder; \
+	tests=$$?; wait $$types; found=$$?; cat $(VENV)/mypy.log; exit $$(($$tests || $$found))
 
 # While you work, in a minute or two: ruff, mypy, and the tests beside what differs from BASE (the upstream branch).
 BASE ?=

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -358,19 +358,21 @@ def experts(model: Model, x: Tensor) -> None:
         expert_mlp(x, routes, gate_up, down, biases=biases, activation=Activation("silu", 1.702, 7.0, 1.0))
 
 
-def quantized_experts(chip: Chip) -> None:
+def quantized_experts(
+    chip: Chip, rows: Iterable[int] = ROWS, kinds: Collection[str] = SCALED, groups: Iterable[str] = GROUPS
+) -> None:
     """Experts of 8 bits, in every way that tuning may try, and in groups."""
     width, inputs, held = 1024, 2048, 32
     shapes = (held, 2 * width, inputs), (held, inputs, width)
-    for rows in ROWS:
-        x, routes = memory(rows, inputs), route(memory(rows, held), Routing(4, normalised=True))
-        for kind in SCALED if chip.float8 else ("fp8_weights", "int8"):
+    for tokens in rows:
+        x, routes = memory(tokens, inputs), route(memory(tokens, held), Routing(4, normalised=True))
+        for kind in kinds if chip.float8 else ("fp8_weights", "int8"):
             scaled = [scaled_weight(kind, shape, x.device) for shape in shapes]
             expert_mlp(x, routes, scaled[0], scaled[1])
-            for way in candidates(Product(width, inputs, torch.bfloat16, experts=held, weight=kind), rows, chip):
+            for way in candidates(Product(width, inputs, torch.bfloat16, experts=held, weight=kind), tokens, chip):
                 assert isinstance(way, ExpertTiling)
                 multiply_sorted(x, routes, scaled[0], scaled[1], 0, way)
-        for name in GROUPS:
+        for name in groups:
             form = form_named(name)
             planes = []
             for _, outputs, own in shapes:

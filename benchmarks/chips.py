@@ -53,6 +53,7 @@ def kernel_of(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+@functools.cache
 def digest(kernel: Any) -> str:
     """Of the source of a kernel, of those that it calls, and of the constants that they read. Unlike Triton's own it
     depends neither on the line at which a kernel stands nor on comments."""

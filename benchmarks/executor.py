@@ -5,7 +5,7 @@ launched before the result of the one before is read. With `--prompt` each step 
 beside the batch's rows or, with `--batch 0`, alone. Printed for each batch: milliseconds per step, host microseconds of
 launching and collecting, the share of the time in which the device stood idle, and with `--kernels` what the time went
 to, from torch's profiler. `--depth 1` launches a step when the one before has been read: so a step takes as long as
-somebody waits for it.
+somebody waits for it. Products are cut by the plans that ship, else by the rules, where a server measures at its start.
 """
 
 from __future__ import annotations

@@ -11,6 +11,10 @@ and `path`, the wall time from the turn that takes the result until the masks of
 takes the turn apart, with the CPU time of each part in the thread that does it; its clocks are part of what it shows.
 The parts of native fills are in `process` alone.
 
+In a server the scheduler sleeps while a step runs, and what it used last has left the processor's caches when it wakes.
+`--cold 64` walks that many MiB before each turn: on this repository's machines a turn then costs what it does in a
+process with sockets, several times more than in a loop that does nothing else.
+
 `--against TREE` measures another tree of this repository in turns with this one, round after round, and gives of each
 figure the least of the rounds: whatever else the machine does makes it larger.
 """
@@ -83,6 +87,7 @@ class Load(msgspec.Struct, frozen=True):
     says: str  # what constrained rows do, one of SAYS
     steps: int
     step: float  # seconds that a step is said to take
+    cold: int = 0  # MiB that are walked before each turn
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -302,10 +307,14 @@ def run_loop(tokens: GrammarTokens, automaton: Automaton, load: Load, threads: i
     poller = select.poll()
     poller.register(bitmasks.jobs.fileno(), select.POLLIN)
     poller.register(guides.jobs.fileno(), select.POLLIN)
+    swept = np.ones(load.cold << 17)
     now, done = 0.0, 0
     turn, process, began = 0.0, 0.0, 0.0
     while done < warm + load.steps:
         now += load.step
+        began_sweep = time.process_time()
+        swept.sum()
+        process += time.process_time() - began_sweep
         at = time.thread_time()
         loop.iterate(now, now)
         turn += time.thread_time() - at
@@ -391,6 +400,7 @@ def main() -> None:
     parser.add_argument("--says", choices=SAYS, nargs="+", default=list(SAYS), help="what constrained rows say")
     parser.add_argument("--steps", type=int, default=200, help="steps measured")
     parser.add_argument("--step", type=float, default=1.6, help="milliseconds that each is said to take")
+    parser.add_argument("--cold", type=int, default=0, metavar="MIB", help="walked before each turn")
     parser.add_argument("--threads", type=int, default=max(1, len(os.sched_getaffinity(0)) // 2), help="that fill")
     parser.add_argument("--shape", choices=tuple(SHAPES), default="0.6b", help="whose vocabulary")
     parser.add_argument("--against", type=Path, metavar="TREE", help="measure another tree as well, in turns")
@@ -399,7 +409,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.against is not None:
         words = ["--loads", *arguments.loads, "--says", *arguments.says, "--steps", str(arguments.steps),
-                 "--step", str(arguments.step), "--threads", str(arguments.threads),
+                 "--step", str(arguments.step), "--cold", str(arguments.cold), "--threads", str(arguments.threads),
                  "--shape", arguments.shape]  # fmt: skip
         trees = in_turns(arguments.against, arguments.rounds, words)
         compare(trees)
@@ -417,7 +427,7 @@ def main() -> None:
     for counts in arguments.loads:
         rows, free = map(int, counts.split("+"))
         for says in arguments.says:
-            load = Load(rows, free, says, arguments.steps, arguments.step / 1000)
+            load = Load(rows, free, says, arguments.steps, arguments.step / 1000, arguments.cold)
             measured = measure(tokens, automaton, load, arguments.threads)
             found.append(measured)
             print(f"{rows} rows that say {says}, {free} free: {measured.tokens} tokens of constrained rows a step,"

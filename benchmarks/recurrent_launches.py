@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from benchmarks.meta_tensors import SLOTS, memory, numbers
@@ -13,7 +15,7 @@ from penstock.kernels.states import RecurrentCache, UnitHeads, begin_states, con
 
 
 def recurrent(heads: int, key_heads: int, key_dim: int, dim: int, *, delta: bool) -> None:
-    """Steps of single tokens, and of chunks among drafts."""
+    """Steps of single tokens, many and one, and of chunks among drafts."""
     single = torch.float32
     ring, width = ring_length(4), 4 if delta else 3
     channels = 2 * key_heads * key_dim + heads * dim
@@ -39,10 +41,14 @@ def recurrent(heads: int, key_heads: int, key_dim: int, dim: int, *, delta: bool
         q, k, v = x.split((key_heads * key_dim,) * 2 + (heads * dim,), 1)
         q, k = (part.unflatten(1, (key_heads, key_dim)) for part in (q, k))
         v = v.unflatten(1, (heads, dim))
+        few = [replace(batch, slots=numbers(1), most_pieces=0)] if most_steps == 1 else []
+        for some in [batch, *few]:
+            if delta:
+                found = gated_delta(q, k, v, delta_gates(products, products, of_heads, of_heads), cache, some, 0.1)
+            else:
+                found = state_space(v, k, q, time_gates(products, of_heads, of_heads), of_heads, cache, some)
         if delta:
-            found = gated_delta(q, k, v, delta_gates(products, products, of_heads, of_heads), cache, batch, 0.1)
             gated_norm(found, v, memory(dim), 1e-6, gate_first=False)
         else:
-            found = state_space(v, k, q, time_gates(products, of_heads, of_heads), of_heads, cache, batch)
             wide = found.flatten(1)[:, None]
             gated_norm(wide, wide, memory(wide.shape[2]), 1e-6, gate_first=True)

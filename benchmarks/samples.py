@@ -11,7 +11,7 @@ from prometheus_client.samples import Sample
 
 def scrape(url: str) -> list[Sample]:
     """Every sample of a server. Raises OSError."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
         return read_samples(answer.read().decode())
 
 

@@ -34,8 +34,7 @@ from penstock.services.tracing.executor import ExecutorTraces
 from penstock.services.tracing.otlp import OtlpTracer, exporter_of
 from penstock.services.tracing.scheduler import SchedulerTraces
 from penstock.services.tracing.tokenizer import TokenizerTraces
-from penstock.services.tracing.tracer import HTTP, Operations, ServerSpan, Settings, Tracer, root
-from penstock.services.tracing.tracer import Sampling as Share
+from penstock.services.tracing.tracer import Operations, ServerSpan, Settings, Tracer, root
 
 REQUESTS, PROMPT, OUTPUT = 256, 128, 512
 TRIES = 5
@@ -115,8 +114,7 @@ ROLES: dict[str, Told] = {"api": api, "tokenizer": tokenizer, "scheduler": sched
 
 
 def settings(url: str) -> Settings:
-    return Settings(endpoint=f"{url}/v1/traces", protocol=HTTP, sampling=Share(1.0), service="penstock",
-                    queue=1 << 20, delay=3600.0, steps_per_second=1.0)  # fmt: skip
+    return Settings(endpoint=f"{url}/v1/traces", queue=1 << 20, delay=3600.0, steps_per_second=1.0)
 
 
 def seconds(work: Callable[[], None]) -> float:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.engine_core.models.config_file import read_json
-from penstock.engine_core.models.spec import ModelSpec, read_spec
+from penstock.engine_core.models.config_file import ConfigFile, read_json
+from penstock.engine_core.models.spec import TEXT, ModelSpec, read_spec
 from penstock.protocol.engine_config import ModelConfig
 from penstock.protocol.errors import ConfigError, ModelError
 from penstock.protocol.media import image_limit
@@ -140,8 +140,13 @@ def fetch(model: str, revision: str, wanted: tuple[str, ...] = FETCHED) -> Path:
 
 
 def read_generation(folder: Path) -> Generation:
-    """Defaults of `folder`/generation_config.json, which may be missing. Raises ModelError on a wrong value."""
-    eos = read_json(folder / "config.json").token_ids("eos_token_id")
+    """Defaults of `folder`/generation_config.json, which may be missing. Raises ModelError on a wrong value.
+
+    A model of text and images may name its end tokens in its text half alone."""
+    config = read_json(folder / "config.json")
+    eos = config.token_ids("eos_token_id")
+    if not eos and isinstance(inner := config.values.get(TEXT), dict):
+        eos = ConfigFile(config.path, inner).token_ids("eos_token_id")
     path = folder / "generation_config.json"
     if not path.exists():
         return Generation(eos_token_ids=eos)

@@ -13,11 +13,11 @@ KINDS = ("silu", "gelu_tanh", "gelu", "relu2")
 SILU = Activation()
 
 
-def activate_rounded(product: Tensor, rows: RowFormat, activation: Activation = SILU) -> QuantizedRows:
-    """The gate of a fused product on a GPU, as the product behind it wants its rows; rounded to its type before."""
+def activate_rounded(product: Tensor, rows: RowFormat) -> QuantizedRows:
+    """SiLU's gate of a fused product on a GPU, as the product behind it wants its rows; rounded to its type before."""
     from penstock.kernels.activation_triton import gate_rows
 
-    return gate_rows(product, activation, rows)
+    return gate_rows(product, SILU, rows)
 
 
 def activate(product: Tensor, activation: Activation = SILU, *, gated: bool = True) -> Tensor:

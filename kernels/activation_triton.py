@@ -14,6 +14,10 @@ from penstock.kernels.quantized import QuantizedRows, RowFormat
 from penstock.kernels.records import Activation
 
 TILE = 1024
+# PTX that rounds two numbers to bfloat16 at once. One at a time they queue at the unit of exponentials and divisions.
+ROUND = tl.constexpr(
+    "{ .reg .b32 pair; cvt.rn.bf16x2.f32 pair, $3, $2; shl.b32 $0, pair, 16; and.b32 $1, pair, 0xffff0000; }"
+)
 SILU = tl.constexpr("silu")  # the default of a kernel: Triton 3.6 takes no bare string there
 
 
@@ -40,12 +44,12 @@ def launch(
     product: Tensor, out: Tensor, scales: Tensor, width: int, tile: int, activation: Activation, *, gated: bool,
     rows: RowFormat | None = None,
 ) -> None:  # fmt: skip
-    pdl = chip_of(product.device).pdl
+    chip = chip_of(product.device)
     activation_kernel[(len(product), triton.cdiv(width, tile))](
         product, out, scales, product.stride(0), WIDTH=width, TILE=tile, GATED=gated, KIND=activation.kind,
         SLOPE=activation.slope, LIMIT=activation.limit, SHIFT=activation.shift, ROUNDED=rows is not None,
-        BLOCK=0 if rows is None else rows.block, STATIC=rows is not None and rows.scale is not None, PDL=pdl,
-        num_warps=4 if rows is None else row_warps(tile), launch_pdl=pdl,
+        BLOCK=0 if rows is None else rows.block, STATIC=rows is not None and rows.scale is not None,
+        ASM=chip.runs_triton, PDL=chip.pdl, num_warps=4 if rows is None else row_warps(tile), launch_pdl=chip.pdl,
     )  # fmt: skip
 
 
@@ -101,7 +105,7 @@ def finish_tile(
 def activation_kernel(
     product, out, scales, stride, WIDTH: tl.constexpr, TILE: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr,
     SLOPE: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr, ROUNDED: tl.constexpr,
-    BLOCK: tl.constexpr, STATIC: tl.constexpr, PDL: tl.constexpr,
+    BLOCK: tl.constexpr, STATIC: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Part of one row, in fp32, rounded once; ROUNDED: to the product's type, then to 8 bits."""
     begin_pdl(PDL)
@@ -115,7 +119,10 @@ def activation_kernel(
     else:
         found = activated(gate.to(tl.float32), KIND, SLOPE)
     if ROUNDED:
-        found = found.to(product.dtype.element_ty).to(tl.float32)
+        if ASM and product.dtype.element_ty == tl.bfloat16:
+            found = tl.inline_asm_elementwise(ROUND, "=f,=f,f,f", [found], tl.float32, is_pure=True, pack=2)
+        else:
+            found = found.to(product.dtype.element_ty).to(tl.float32)
         store_rounded(found, row, tl.num_programs(0), tl.program_id(1) * TILE, out, scales, WIDTH, TILE, BLOCK, STATIC)
     else:
         tl.store(out + row * WIDTH + places, found.to(out.dtype.element_ty), mask=there)

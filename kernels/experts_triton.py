@@ -28,7 +28,7 @@ from penstock.kernels.linear_tilings import ExpertTiling, Tiling
 from penstock.kernels.linear_triton import add_product, line_pointers, load_tile, load_weights, tma_compatible
 from penstock.kernels.low_rank_experts_triton import Added
 from penstock.kernels.quantized import QuantizedWeight
-from penstock.kernels.quantized_experts_triton import multiply_pairs
+from penstock.kernels.quantized_experts_triton import multiply_in_order, multiply_pairs
 from penstock.kernels.quantized_linear import kind_of
 from penstock.kernels.records import NO_BIASES, Activation, ExpertAdapters, ExpertBiases, Routes
 from penstock.kernels.routing_triton import Schedule, load_tile_pairs, sort_pairs
@@ -56,10 +56,15 @@ def multiply_sorted(
     adapters: ExpertAdapters | None = None,
 ) -> Tensor:  # fmt: skip
     """The products of the tokens of each expert together. Gates are taken where the first ones end, another activation
-    in a pass of its own, and any where adapters add to what it reads."""
+    in a pass of its own, and any where adapters add to what it reads. Tiles serve what `sorted` rows cannot."""
     hidden = x.shape[1]
     held = down.shape[0] // hidden if isinstance(down, PlaneWeight) else down.shape[0]
-    tokens, chosen = routes.experts.shape
+    chosen = routes.experts.shape[1]
+    plain = gated and activation == SILU and adapters is None
+    if tiling.sorted and plain and biases.gate_up is None and biases.down is None:
+        found = multiply_in_order(x, routes.experts, gate_up, down, first)
+        if found is not None:
+            return sum_lines(found[0], routes, first, held, found[1])
     schedule = sort_pairs(routes.experts, first, held, tiling.down.rows)
     gate = activation if gated and adapters is None else None
     added = Added(schedule, tiling.down.rows, chosen, adapters)
@@ -80,11 +85,18 @@ def multiply_sorted(
     else:
         assert not isinstance(down, Tensor | PlaneWeight)
         lines = multiply_pairs(x, gate_up, down, schedule, tiling, chosen, biases, activation, added, gated=gated)
-    out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
-    pdl = chip_of(x.device).pdl
+    return sum_lines(lines, routes, first, held)
+
+
+def sum_lines(lines: Tensor, routes: Routes, first: int, held: int, places: Tensor | None = None) -> Tensor:
+    """Each token's sum of its pairs' lines by their shares. places: int32 [pairs], where each pair's line stands."""
+    tokens, chosen = routes.experts.shape
+    hidden = lines.shape[1]
+    out = torch.empty(tokens, hidden, dtype=lines.dtype, device=lines.device)
+    pdl = chip_of(lines.device).pdl
     sum_kernel[(tokens, triton.cdiv(hidden, COLUMNS))](
         lines, routes.experts, routes.shares, out, hidden, first,
-        HELD=held, CHOSEN=chosen, COLUMNS=COLUMNS, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        HELD=held, CHOSEN=chosen, COLUMNS=COLUMNS, PDL=pdl, places=places, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
@@ -129,19 +141,21 @@ def load_share(experts, shares, pair, size, first, HELD: tl.constexpr):
 @triton.jit(do_not_specialize=("first",))
 def sum_kernel(
     lines, experts, shares, out, width, first,
-    HELD: tl.constexpr, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
+    HELD: tl.constexpr, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr, places=None,
 ):  # fmt: skip
     """Part of a token's sum over the rows of its pairs."""
     begin_pdl(PDL)
     token = tl.program_id(0)
-    places = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([COLUMNS], tl.float32)
     for at in tl.static_range(CHOSEN):
         pair = token * CHOSEN + at
         _, share, size = load_share(experts, shares, pair, width, first, HELD)
-        line = tl.load(lines + pair.to(tl.int64) * width + places, mask=places < size, other=0.0)
+        if places is not None:
+            pair = tl.load(places + pair, mask=size > 0, other=0)
+        line = tl.load(lines + pair.to(tl.int64) * width + column, mask=column < size, other=0.0)
         total += share * line.to(tl.float32)
-    tl.store(out + token.to(tl.int64) * width + places, total.to(out.dtype.element_ty), mask=places < width)
+    tl.store(out + token.to(tl.int64) * width + column, total.to(out.dtype.element_ty), mask=column < width)
 
 
 @triton.jit

@@ -16,7 +16,8 @@ from types import ModuleType
 log = logging.getLogger(__name__)
 
 MODULES = frozenset(
-    f"penstock.kernels.{name}" for name in ("attention_hopper", "grouped_hopper", "linear_hopper", "scaled_hopper")
+    f"penstock.kernels.{name}"
+    for name in ("attention_hopper", "experts_hopper", "grouped_hopper", "linear_hopper", "scaled_hopper")
 )
 
 

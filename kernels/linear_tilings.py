@@ -30,10 +30,12 @@ from penstock.kernels.grouped_tilings import (
 
 WIDE = 16384  # outputs of a product whose tiles fill the device however large they are
 SMALL = 4096 * 1024  # elements of a weight whose product is short: launches weigh more than tiles
+NARROW = 256  # outputs of a product with few tiles, a router's
 WELL_FILLED = 0.8  # share of the SMs that have one of a product's tiles
 PIPELINED_ROWS = 8  # rows up to which weights are prefetched: with more, too much of what is loaded is rows
 PIPELINED_BYTES = 512  # of each row's and each output's inputs, of one iteration
 PIPELINED_STAGES = 8
+SPLIT_ROWS = 64  # rows up to which e4m3 weights are prefetched, by wgmma
 SMALLER_TILES = 0.87  # speed of tiles of 128 by 128 relative to those of 128 by 256, where both fill the device
 TALL = 128  # rows of the tallest tiles
 BARRIERS = 1 << 10  # bytes of shared memory beside the tiles, at most
@@ -94,6 +96,7 @@ class ExpertTiling(msgspec.Struct, frozen=True, array_like=True, tag="experts"):
 
     gate_up: Tiling  # of whose outputs each has its gate
     down: Tiling
+    sorted: bool = False  # rows lie expert by expert for `kernels.experts_hopper`; the tiles serve where it cannot
 
     def __post_init__(self) -> None:
         assert self.gate_up.rows == self.down.rows
@@ -117,7 +120,7 @@ def describe(way: Way) -> str:
     if isinstance(way, SplitTiling):
         return f"split {way.splits} of {way.rows} s{way.stages}"
     if isinstance(way, ExpertTiling):
-        return f"{describe(way.gate_up)}, {describe(way.down)}"
+        return f"{describe(way.gate_up)}, {describe(way.down)}{', sorted' if way.sorted else ''}"
     if isinstance(way, GroupedTiling):
         size = f"{way.rows}x{way.lines} w{way.warps} s{way.stages} p{way.parts} h{way.shares}"
         return f"{size} scaled c{way.cut}" if way.scaled else size
@@ -213,6 +216,10 @@ def choose_grouped_tiling(rows: int, product: Product, chip: Chip, *, invariant:
 def choose_scaled_tiling(rows: int, product: Product, chip: Chip, *, invariant: bool) -> Way:
     """The rule for weights of 8 bits. The library multiplies e4m3 with scales on chips from 9.0 on."""
     gated = product.gated
+    if chip.wgmma and rows <= SPLIT_ROWS and product.weight in ("fp8", "fp8_blocks") and not invariant:
+        split = split_tiling(rows, product, chip)
+        if split is not None:
+            return split
     if rows == 1 and not (gated or invariant):
         return VectorTiling(2, 2048, 4)
     if rows <= 16:
@@ -229,6 +236,22 @@ def choose_scaled_tiling(rows: int, product: Product, chip: Chip, *, invariant: 
     if rows <= 128:
         return Tiling(64, 64, TURN, 4, 6, tma=True, gated=False, ctas_per_sm=2)
     return Tiling(TALL, TALL, TURN, 8, 4, tma=True, gated=False, flat=rows > 256)
+
+
+def split_tiling(rows: int, product: Product, chip: Chip) -> SplitTiling | None:
+    """Of up to 64 rows, as whole layers of 8B are fastest (`python -m benchmarks.layer_plans`): up to four programs
+    share the inputs where outputs are few, of more rows only long ones, since each fetches its share of the rows. Half
+    of the shared memory is left to the next kernel's first weights."""
+    height, tiles = max(8, 1 << (rows - 1).bit_length()), -(-product.width // 64)
+    stages = min(4, chip.shared_memory // 2 // (256 * (height + (128 if product.gated else 64))))
+    wide = product.width >= WIDE and not product.gated
+    spills = height > 32 and product.weight == "fp8_blocks"  # factors of so many sums
+    if wide or spills or stages < 2:
+        return None
+    splits = 1
+    while tiles <= chip.num_sms and splits < 4 and 2 * splits * (12 if height > 32 else 4) <= product.inputs // 256:
+        splits *= 2
+    return SplitTiling(height, splits, stages)
 
 
 def vector_tiling(width: int, inputs: int, *, gated: bool) -> VectorTiling:
@@ -252,7 +275,7 @@ def pipelined_tiling(width: int, inputs: int, chip: Chip, *, gated: bool) -> Pip
 
 def low_tiling(rows: int, width: int, *, gated: bool) -> Tiling:
     """Of up to 64 rows: the weights are read once, and the tiles are as many as keep the memory busy."""
-    if rows <= 16:
+    if rows <= 16 or (width <= NARROW and not gated):
         height = 8 if rows <= 8 else 16
         if gated and width >= 8192:
             return Tiling(height, 64, 64, 4, 8, swap_ab=True)
@@ -311,11 +334,16 @@ SCALED_BY_MEAN: ByMean = (
     (8, ExpertTiling(
         Tiling(16, 64, TURN, 4, 4, swap_ab=True, tma=True), Tiling(16, 128, TURN, 4, 4, swap_ab=True, tma=True)
     )),
-    (32, ExpertTiling(
+    (24, ExpertTiling(
         Tiling(32, 128, TURN, 8, 3, swap_ab=True, tma=True), Tiling(32, 128, TURN, 8, 3, swap_ab=True, tma=True)
     )),
-    (math.inf, ExpertTiling(Tiling(64, 128, TURN, 8, 4, tma=True), Tiling(64, 128, TURN, 8, 4, tma=True))),
+    (32, ExpertTiling(
+        Tiling(32, 128, TURN, 8, 3, swap_ab=True, tma=True), Tiling(32, 128, TURN, 8, 3, swap_ab=True, tma=True),
+        sorted=True,
+    )),
+    (math.inf, ExpertTiling(Tiling(64, 128, TURN, 8, 4, tma=True), Tiling(64, 128, TURN, 8, 4, tma=True), sorted=True)),
 )  # fmt: skip
+SORTED_BYTES = (4 * (256 + 128) + 128) * TURN  # of shared memory: four stages of weights and rows, and rows to store
 
 # And of weights in groups, whose planes say how many inputs an iteration has.
 GROUPED_BY_MEAN: ByMean = (
@@ -336,7 +364,7 @@ def shared_bytes(way: Way, chip: Chip, *, gated: bool, itemsize: int = 2) -> int
             shared_bytes(part, chip, gated=at == 0, itemsize=itemsize)
             for at, part in enumerate((way.gate_up, way.down))
         )
-        return max(sizes)
+        return max(*sizes, SORTED_BYTES + BARRIERS if way.sorted else 0)
     if isinstance(way, PipelinedTiling):
         outputs = 16 * way.warps * (2 if gated else 1)
         return way.stages * PIPELINED_BYTES * (way.rows + outputs) + BARRIERS
@@ -378,6 +406,9 @@ def formed(way: Way, product: Product, chip: Chip) -> bool:
         return chip.library_scales and product.weight == "fp8" and product.dtype is torch.bfloat16
     if isinstance(way, PipelinedTiling):
         return product.weight in ("", "fp8")
+    if isinstance(way, ExpertTiling) and way.sorted:
+        blocks = product.weight == "fp8_blocks" and product.dtype.itemsize == 2
+        return blocks and chip.wgmma and chip.tma and product.width % 128 == product.inputs % 256 == 0
     if isinstance(way, WideTiling):
         if product.weight not in GROUPED or not (chip.tma and chip.wgmma):
             return False
@@ -393,7 +424,8 @@ def fitted(way: Way, product: Product, chip: Chip) -> Way:
         down = fitted(way.down, msgspec.structs.replace(product, gated=False, experts=0), chip)
         assert isinstance(gate_up, Tiling)
         assert isinstance(down, Tiling)
-        return ExpertTiling(gate_up, down)
+        way = ExpertTiling(gate_up, down, way.sorted)
+        return way if fits(way, product, chip) else ExpertTiling(gate_up, down)
     if isinstance(way, Tiling) and way.tma and not chip.tma:
         way = msgspec.structs.replace(way, tma=False, ctas_per_sm=1, flat=False)
     while isinstance(way, Tiling | GroupedTiling) and not fits(way, product, chip):

@@ -17,7 +17,7 @@ from penstock.kernels.quantized import QuantizedRows, RowFormat
 
 SMALLEST = tl.constexpr(SMALLEST_SCALE)
 ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2^23: a sum with it is rounded to an integer, of two the even
-BLOCKS_TILE = 1024  # inputs of a program where scales are of blocks
+BLOCKS_TILE = 2048  # inputs of a program where scales are of blocks
 
 
 def empty_rows(rows: int, inputs: int, form: RowFormat, like: Tensor) -> QuantizedRows:
@@ -112,3 +112,46 @@ def quantize_kernel(
     places = first + tl.arange(0, TILE)
     values = tl.load(x + row * x_stride + places, mask=places < WIDTH, other=0.0).to(tl.float32)
     store_rounded(values, row, tl.num_programs(0), first, out, scales, WIDTH, TILE, BLOCK, STATIC)
+
+
+def quantize_pairs(
+    x: Tensor, form: RowFormat, experts: Tensor, places: Tensor, first: int, held: int
+) -> QuantizedRows:  # fmt: skip
+    """Each row of x in blocks for each of its `experts  # [rows, chosen]` that is held, where `places` says: see
+    `kernels.routing_triton.Schedule`. Other rows of the result stay unset."""
+    rows, inputs = x.shape
+    assert x.stride(1) == 1
+    assert form.block
+    found = empty_rows(experts.numel(), inputs, form, x)
+    tile = row_tile(inputs, form)
+    pdl = chip_of(x.device).pdl
+    pairs_kernel[(rows, triton.cdiv(inputs, tile))](
+        x, experts, places, found.values, found.scales, x.stride(0), first, HELD=held, CHOSEN=experts.shape[1],
+        WIDTH=inputs, TILE=tile, BLOCK=form.block, PDL=pdl, num_warps=row_warps(tile), launch_pdl=pdl,
+    )  # fmt: skip
+    return found
+
+
+@triton.jit(do_not_specialize=("first",))
+def pairs_kernel(
+    x, experts, places, out, scales, x_stride, first,
+    HELD: tl.constexpr, CHOSEN: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Part of a row, rounded once and written for each of its pairs."""
+    begin_pdl(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    start = tl.program_id(1) * TILE
+    column = start + tl.arange(0, TILE)
+    values = tl.load(x + row * x_stride + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    parts = tl.reshape(values, [TILE // BLOCK, BLOCK])
+    scale = scales_of(parts, out.dtype.element_ty)
+    found = tl.reshape(rounded(parts, scale, out.dtype.element_ty), [TILE])
+    block = start // BLOCK + tl.arange(0, TILE // BLOCK)
+    for at in tl.static_range(CHOSEN):
+        pair = row * CHOSEN + at
+        expert = tl.load(experts + pair) - first
+        size = tl.where((expert >= 0) & (expert < HELD), WIDTH, 0)  # of what is written
+        place = tl.load(places + pair, mask=size > 0, other=0).to(tl.int64)
+        tl.store(out + place * WIDTH + column, found, mask=column < size)
+        tl.store(scales + block * (tl.num_programs(0) * CHOSEN) + place, scale, mask=block * BLOCK < size)

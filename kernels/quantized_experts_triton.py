@@ -13,17 +13,27 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from penstock.kernels import gluon
 from penstock.kernels.activation import SILU, activate
 from penstock.kernels.activation_triton import finish_tile
 from penstock.kernels.chip import chip_of
+from penstock.kernels.grouped_linear import PlaneWeight
 from penstock.kernels.linear_tilings import ExpertTiling, Tiling
 from penstock.kernels.linear_triton import line_pointers, load_tile, load_weights, tma_compatible
 from penstock.kernels.low_rank_experts_triton import Added
 from penstock.kernels.quantize import quantize, row_format
-from penstock.kernels.quantize_triton import empty_rows, rounded, scales_of
-from penstock.kernels.quantized import Float8Weight, Int8Weight, QuantizedRows, QuantizedWeight, RowFormat, Rows
+from penstock.kernels.quantize_triton import empty_rows, quantize_pairs, rounded, scales_of
+from penstock.kernels.quantized import (
+    FLOAT8,
+    Float8Weight,
+    Int8Weight,
+    QuantizedRows,
+    QuantizedWeight,
+    RowFormat,
+    Rows,
+)
 from penstock.kernels.records import Activation, ExpertBiases
-from penstock.kernels.routing_triton import Schedule, load_tile_pairs
+from penstock.kernels.routing_triton import Schedule, load_tile_pairs, sort_pairs
 from penstock.kernels.scaled_linear_triton import float8_values, outer, readable
 
 
@@ -53,6 +63,29 @@ def multiply_pairs(
     if isinstance(plain, Tensor):
         added.to_down(lines, plain)
     return lines
+
+
+def multiply_in_order(
+    x: Tensor, experts: Tensor, gate_up: Tensor | QuantizedWeight | PlaneWeight,
+    down: Tensor | QuantizedWeight | PlaneWeight, first: int,
+) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+    """Both products of gated experts, SiLU, by `kernels.experts_hopper`: a row `[hidden]` for each pair, and where each
+    pair's stands. None where this Triton does not compile it, or the weights are not in blocks of 128 by 128."""
+    hopper, one, two = gluon.load("experts_hopper"), in_blocks(gate_up), in_blocks(down)
+    if hopper is None or one is None or two is None:
+        return None
+    form, held = RowFormat(FLOAT8, hopper.BLOCK.value), len(two.values)
+    places = torch.empty(experts.numel(), dtype=torch.int32, device=x.device)
+    schedule = sort_pairs(experts, first, held, hopper.GROUPS * hopper.ROWS, places=places)
+    inner = hopper.multiply_blocks(quantize_pairs(x, form, experts, places, first, held), one, schedule, form)
+    return hopper.multiply_blocks(inner, two, schedule, None), places
+
+
+def in_blocks(weight: Tensor | QuantizedWeight | PlaneWeight) -> Float8Weight | None:
+    """The weight, if it and its rows are e4m3 in blocks of 128 by 128, or 128."""
+    if isinstance(weight, Float8Weight) and weight.block == (128, 128) and weight.activations == "block":
+        return weight
+    return None
 
 
 def multiply_scaled_tiles(

@@ -13,8 +13,8 @@ from penstock.kernels.launch import begin_pdl
 from penstock.kernels.states import PIECE
 
 LENGTH = tl.constexpr(PIECE)
-LINES = tl.constexpr(16)  # of a matrix unit's product, of which a single token has two
 ENTRIES = tl.constexpr(32)  # of a ring that are read at once
+TAKEN = tl.constexpr(8)  # of them that a single token adds up at once
 
 
 @triton.jit
@@ -28,113 +28,131 @@ def multiply(a, b, PRECISION: tl.constexpr):
         return tl.dot(a, b, input_precision="tf32x3")
 
 
-@triton.jit(do_not_specialize=("heads", "tiles"))
+@triton.jit
 def token_kernel(
     q, k, v, decay, weight, keys, values, gates, updates, query_start, slots, starts, stepping, bases,
     states, skip, out, scale, state_slot,
-    q_stride, q_head, k_stride, k_head, v_stride, v_head, key_slot, value_slot, gate_slot, length, heads, tiles,
-    COLUMNS: tl.constexpr, STAGES: tl.constexpr, SKIP: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr,
-    KEY_DIM: tl.constexpr, KEY_LANES: tl.constexpr, DIM: tl.constexpr, DELTA: tl.constexpr, PDL: tl.constexpr,
+    q_stride, q_head, k_stride, k_head, v_stride, v_head, key_slot, value_slot, gate_slot, length,
+    COLUMNS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr, SKIP: tl.constexpr, HEADS: tl.constexpr,
+    GROUP: tl.constexpr, KEY_DIM: tl.constexpr, KEY_LANES: tl.constexpr, DIM: tl.constexpr, DELTA: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Results and entries of a row that is a single token: of so many heads that share a key, and of so many tiles of
-    COLUMNS of each. Loads of a tile are under way while the one before is computed."""
+    """Results and entries of a row that is a single token, COLUMNS of one head. A program is one warp: it waits for no
+    other, and others hide what it waits for."""
     begin_pdl(PDL)
-    row = tl.program_id(2)
+    row, head = tl.program_id(2), tl.program_id(1)
     token = tl.load(query_start + row).to(tl.int64)
     count = (tl.load(query_start + row + 1) - token).to(tl.int32)
     start = tl.load(starts + row)
     slot = tl.load(slots + row).to(tl.int64)
     base = tl.maximum(start // LENGTH * LENGTH, tl.load(bases + row))
     if tl.load(stepping + row) > 0 and count == 1:
-        first_head, first_column = tl.program_id(1) * heads, tl.program_id(0) * tiles * COLUMNS
-        key_head = first_head // GROUP
-        lane = tl.arange(0, KEY_LANES)
-        wanted = lane < KEY_DIM
-        stays = lane < tl.where(base > 0, KEY_DIM, 0)
-        back = tl.arange(0, LENGTH)  # the latest entry first: what has faded least is most exact
-        known = back < start - base
+        column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+        inside = column < DIM
         own_place = start % length
-        place = own_place - 1 - back
-        place = tl.where(known, tl.where(place < 0, place + length, place), 0)
-        held = states + slot * state_slot + lane[:, None] * DIM
-        ring = (updates if DELTA else values) + slot * value_slot + (place * (HEADS * DIM))[:, None]
-        keys += slot * key_slot + key_head * KEY_DIM
-        q += token * q_stride + key_head * q_head
-        k += token * k_stride + key_head * k_head
-        asked, before = load_scored(q, k, keys, place, known, lane, wanted, HEADS // GROUP * KEY_DIM)
-        query = tl.load(q + lane, mask=wanted, other=0.0).to(tl.float32)
-        given_key = tl.load(k + lane, mask=wanted, other=0.0)
+        keys += slot * key_slot + head // GROUP * KEY_DIM
+        gates += slot * gate_slot + head
+        q += token * q_stride + head // GROUP * q_head
+        k += token * k_stride + head // GROUP * k_head
+        lane = tl.arange(0, KEY_LANES)
+        query = tl.load(q + lane, mask=lane < KEY_DIM, other=0.0).to(tl.float32)
+        given_key = tl.load(k + lane, mask=lane < KEY_DIM, other=0.0)
         key = given_key.to(tl.float32)
-        query_scores, key_scores = score_entries(asked, before)
-        pair = tl.sum(query * key, 0)
-        if first_head % GROUP == 0 and tl.program_id(0) == 0:
-            tl.store(keys + own_place * (HEADS // GROUP * KEY_DIM) + lane, given_key, mask=wanted)
-        for work in tl.range(heads * tiles, num_stages=STAGES):
-            head, tile = first_head + work // tiles, work % tiles
-            column = first_column + tile * COLUMNS + tl.arange(0, COLUMNS)
-            inside = column < DIM
-            gate = gates + slot * gate_slot + head
-            fades = tl.load(gate + place * (2 * HEADS), mask=known, other=0.0)
-            given = tl.load(v + token * v_stride + head * v_head + column, mask=inside, other=0.0)
-            state = tl.load(
-                held + head * KEY_DIM * DIM + column[None, :], mask=stays[:, None] & inside[None, :], other=0.0
-            )  # fmt: skip
-            update = tl.load(
-                ring + head * DIM + column[None, :], mask=known[:, None] & inside[None, :], other=0.0
-            )  # fmt: skip
-            own = tl.load(decay + token * HEADS + head)
-            share = tl.load(weight + token * HEADS + head)
-            left = tl.exp(own + tl.cumsum(fades, 0) - fades)  # of each entry
-            whole = tl.exp(own + tl.sum(fades, 0))  # of the state
-            score = query_scores * left
-            value, wide = given.to(tl.float32), update.to(tl.float32)
+        own = tl.load(decay + token * HEADS + head)
+        share = tl.load(weight + token * HEADS + head)
+        ring = (updates if DELTA else values) + slot * value_slot + head * DIM + column
+        late, known_late, fades = read_ring(
+            query, key, keys, gates, ring, start - base, own_place, length, own, inside,
+            COLUMNS, HEADS, GROUP, KEY_DIM, KEY_LANES, DIM, DELTA,
+        )  # fmt: skip
+        held = states + slot * state_slot + head * (KEY_DIM * DIM) + column
+        found, known = read_state(
+            held, q, k, tl.where(base > 0, KEY_DIM, 0), inside, COLUMNS, AHEAD, PARTS, KEY_DIM, DIM, DELTA
+        )
+        given = tl.load(v + token * v_stride + head * v_head + column, mask=inside, other=0.0)
+        value, whole = given.to(tl.float32), tl.exp(fades)
+        new = share * (value - (whole * known + known_late) if DELTA else value)
+        found = (whole * found + late + tl.sum(query * key, 0) * new) * scale
+        if SKIP:
+            found += value * tl.load(skip + head)
+        own_line = slot * value_slot + (own_place * HEADS + head) * DIM + column
+        tl.store(out + (token * HEADS + head) * DIM + column, found.to(out.dtype.element_ty), mask=inside)
+        tl.store(values + own_line, given, mask=inside)
+        if DELTA:
+            tl.store(updates + own_line, new.to(updates.dtype.element_ty), mask=inside)
+        if tl.program_id(0) == 0:
+            own_gate = gates + own_place * (2 * HEADS)
+            tl.store(own_gate, own)
+            tl.store(own_gate + HEADS, share)
+            if head % GROUP == 0:
+                tl.store(keys + own_place * (HEADS // GROUP * KEY_DIM) + lane, given_key, mask=lane < KEY_DIM)
+
+
+@triton.jit
+def read_state(
+    held, q, k, last, inside, COLUMNS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr, KEY_DIM: tl.constexpr,
+    DIM: tl.constexpr, DELTA: tl.constexpr,
+):  # fmt: skip
+    """What lines of a state below `last` give with a query and, for the delta rule, with a key: `[COLUMNS]`, each by
+    PARTS sums. AHEAD lines are loaded before they are used. Products are added by `tl.fma` alone: which of two products
+    a compiler fuses might differ from form to form."""
+    found = tl.zeros([PARTS, COLUMNS], tl.float32)
+    known = tl.zeros([PARTS, COLUMNS], tl.float32)
+    for first in range(0, last, AHEAD):
+        for step in tl.static_range(0, AHEAD, PARTS):
+            line = first + step + tl.arange(0, PARTS)
+            there = line < KEY_DIM
+            mask = there[:, None] & inside[None, :]
+            state = tl.load(held[None, :] + (line * DIM)[:, None], mask=mask, other=0.0)
+            found = tl.fma(state, tl.load(q + line, mask=there, other=0.0).to(tl.float32)[:, None], found)
             if DELTA:
-                found, known_part = sum_both(state, query, key)
-                found_late, known_late = sum_both(wide, score, key_scores * left)
-                new = share * (value - whole * known_part - known_late)
+                known = tl.fma(state, tl.load(k + line, mask=there, other=0.0).to(tl.float32)[:, None], known)
+    return add_lines(found), add_lines(known)
+
+
+@triton.jit
+def read_ring(
+    query, key, keys, gates, ring, count, own_place, length, fades, inside,
+    COLUMNS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, KEY_DIM: tl.constexpr, KEY_LANES: tl.constexpr,
+    DIM: tl.constexpr, DELTA: tl.constexpr,
+):  # fmt: skip
+    """The same of the last `count` entries, and the sum of `fades` and theirs. The latest come first: what has faded
+    least is most exact."""
+    lane = tl.arange(0, KEY_LANES)
+    found = tl.zeros([COLUMNS], tl.float32)
+    known = tl.zeros([COLUMNS], tl.float32)
+    for first in range(0, count, 2 * TAKEN):
+        late = tl.zeros([TAKEN, COLUMNS], tl.float32)
+        known_late = tl.zeros([TAKEN, COLUMNS], tl.float32)
+        for half in tl.static_range(2):
+            back = first + half * TAKEN + tl.arange(0, TAKEN)
+            there = back < count
+            place = own_place - 1 - back
+            place = tl.where(there, tl.where(place < 0, place + length, place), 0)
+            line = keys + (place * (HEADS // GROUP * KEY_DIM))[:, None] + lane[None, :]
+            before = tl.load(line, mask=there[:, None] & (lane < KEY_DIM)[None, :], other=0.0).to(tl.float32)
+            line = ring[None, :] + (place * (HEADS * DIM))[:, None]
+            update = tl.load(line, mask=there[:, None] & inside[None, :], other=0.0).to(tl.float32)
+            own = tl.load(gates + place * (2 * HEADS), mask=there, other=0.0)
+            left = tl.exp(fades + tl.cumsum(own, 0) - own)
+            fades += tl.sum(own, 0)
+            if DELTA:
+                known_late = tl.fma(update, (tl.sum(before * key[None, :], 1) * left)[:, None], known_late)
             else:
-                score *= tl.load(gate + place * (2 * HEADS) + HEADS, mask=known, other=0.0)
-                found, found_late = tl.sum(state * query[:, None], 0), tl.sum(wide * score[:, None], 0)
-                new = share * value
-            found = (whole * found + found_late + pair * new) * scale
-            if SKIP:
-                found += value * tl.load(skip + head)
-            own_line = slot * value_slot + (own_place * HEADS + head) * DIM + column
-            tl.store(out + (token * HEADS + head) * DIM + column, found.to(out.dtype.element_ty), mask=inside)
-            tl.store(values + own_line, given, mask=inside)
-            if DELTA:
-                tl.store(updates + own_line, new.to(updates.dtype.element_ty), mask=inside)
-            if tile == 0 and first_column == 0:
-                own_gate = gate + own_place * (2 * HEADS)
-                tl.store(own_gate, own)
-                tl.store(own_gate + HEADS, share)
+                left *= tl.load(gates + place * (2 * HEADS) + HEADS, mask=there, other=0.0)
+            late = tl.fma(update, (tl.sum(before * query[None, :], 1) * left)[:, None], late)
+        found += add_lines(late)
+        known += add_lines(known_late)
+    return found, known, fades
 
 
 @triton.jit
-def load_scored(q, k, keys, place, known, lane, wanted, ENTRY: tl.constexpr):
-    """A token's query and key as the first lines of a tile, and the keys of entries as the columns of another."""
-    line = tl.arange(0, LINES)[:, None]
-    asked = tl.load(q + lane[None, :], mask=wanted[None, :] & (line == 0), other=0.0)
-    of_key = wanted[None, :] & (line == 1)
-    asked = tl.where(of_key, tl.load(k + lane[None, :], mask=of_key, other=0.0), asked)
-    held = keys + (place * ENTRY)[None, :] + lane[:, None]
-    return asked, tl.load(held, mask=wanted[:, None] & known[None, :], other=0.0)
-
-
-@triton.jit
-def score_entries(asked, before):
-    """How a token's query and its key meet the entries' keys."""
-    line = tl.arange(0, LINES)
-    scores = tl.dot(asked, before, input_precision="ieee")  # [LINES, LENGTH]
-    query_scores = tl.sum(tl.where((line == 0)[:, None], scores, 0.0), 0)
-    return query_scores, tl.sum(tl.where((line == 1)[:, None], scores, 0.0), 0)
-
-
-@triton.jit
-def sum_both(tile, a, b):
-    """What columns of a tile of fp32 give with each of two vectors, in one pass over it."""
-    products = tl.join(tile * a[:, None], tile * b[:, None])
-    return tl.split(tl.sum(products, 0))
+def add_lines(tile):
+    """The sums over up to 32 lines of `[lines, columns]`, by halves: the same bits whatever threads have them."""
+    for _ in tl.static_range(5):
+        if tile.shape[0] > 1:
+            tile = tl.sum(tl.reshape(tile, [2, tile.shape[0] // 2, tile.shape[1]]), 0)
+    return tl.reshape(tile, [tile.shape[1]])
 
 
 @triton.jit

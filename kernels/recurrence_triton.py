@@ -16,14 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.chip import chip_of
+from penstock.kernels.chip import Chip, chip_of
 from penstock.kernels.launch import begin_pdl
 from penstock.kernels.recurrence_steps_triton import draft_kernel, entry_kernel, multiply, token_kernel
 from penstock.kernels.states import PIECE, Part, RecurrentCache, StateBatch
 
-STATE_TILE = 16384  # numbers of a state that a single token's program has in shared memory, half as many in registers
-TOKEN_WARPS = 4  # of it: few, for much of its work is each warp's
-RESIDENT = 2  # such programs of a multiprocessor, before one has several heads or tiles
+WIDE = 128  # columns of a head that a single token's program has, of which a thread has four
+RESIDENT = 8  # such programs of a multiprocessor that have as many registers as they can use
 COLUMNS = 32  # of a state that a program of a row with drafts has
 SCANNED = 16  # of one that is carried through pieces
 TURNS = 4  # programs of the scan for each multiprocessor; they take turns
@@ -40,12 +39,8 @@ def recur_rows(part: Part, cache: RecurrentCache, batch: StateBatch, scale: floa
     rows, key_heads, key_dim = len(batch.slots), k.shape[1], k.shape[2]
     delta, whole, chip = cache.updates is not None, v.dtype == torch.float32, chip_of(v.device)
     assert q.stride(2) == k.stride(2) == v.stride(2) == 1
-    assert gates.decay.is_contiguous()
-    assert gates.weight.is_contiguous()
-    assert cache.states[0].is_contiguous()
-    assert cache.keys[0].is_contiguous()
-    assert cache.values[0].is_contiguous()
-    assert cache.gates[0].is_contiguous()
+    held = cache.states[0], cache.keys[0], cache.values[0], cache.gates[0]
+    assert all(x.is_contiguous() for x in (*gates, *held))
     out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     updates = cache.values if cache.updates is None else cache.updates
     assert updates.stride() == cache.values.stride()
@@ -82,16 +77,10 @@ def recur_rows(part: Part, cache: RecurrentCache, batch: StateBatch, scale: floa
             num_warps=chip.loop_warps, num_stages=2 if chip.shared_memory > 128 << 10 else 1,
         )  # fmt: skip
     given = *inputs, *rings, *places, cache.states, v if skip is None else skip, out, scale, cache.states.stride(0)
-    pipelined = chip.shared_memory > 128 << 10
-    columns = min(STATE_TILE // (1 if pipelined else 2) // constants["KEY_LANES"], triton.next_power_of_2(dim))
-    tiles, group, wanted = triton.cdiv(dim, columns), heads // key_heads, RESIDENT * chip.num_sms
-    shared = [some for some in range(1, group + 1) if group % some == 0 and rows * heads >= wanted * some]
-    own_heads = max(shared, default=1)
-    own_tiles = tiles if rows * heads >= wanted * own_heads else 1
-    token_kernel[(triton.cdiv(tiles, own_tiles), heads // own_heads, rows)](
-        *given, *strides, own_heads, own_tiles, COLUMNS=columns, STAGES=2 if pipelined else 1, SKIP=skip is not None,
-        **constants, num_warps=TOKEN_WARPS,
-    )  # fmt: skip
+    form = token_form(rows * heads, constants["KEY_LANES"], dim, chip)
+    token_kernel[(triton.cdiv(dim, form["COLUMNS"]), heads, rows)](
+        *given, *strides, SKIP=skip is not None, **form, **constants, num_warps=1, num_stages=1
+    )
     columns = COLUMNS if key_dim <= 128 else COLUMNS // 2  # what registers hold
     if batch.most_steps > 1:
         span = max(8, triton.next_power_of_2(batch.most_steps))
@@ -105,6 +94,18 @@ def recur_rows(part: Part, cache: RecurrentCache, batch: StateBatch, scale: floa
             *inputs, *rings, *places, *strides, COLUMNS=columns, **constants, num_warps=4
         )
     return out
+
+
+def token_form(heads: int, key_lanes: int, dim: int, chip: Chip) -> dict[str, int]:
+    """How single tokens of so many heads are cut: into as few columns as leave all programs resident, which then load
+    twice as much ahead. A result's bits are those of any form."""
+    wide = min(WIDE, triton.next_power_of_2(dim))
+    columns = max(wide // 4, 1)
+    while columns < wide and heads * triton.cdiv(dim, columns) > RESIDENT * chip.num_sms:
+        columns *= 2
+    loads, registers = (32, 255) if columns < wide else (16, 128)
+    return {"COLUMNS": columns, "AHEAD": min(loads * WIDE // columns, key_lanes),
+            "PARTS": min(4 * WIDE // wide, 32, key_lanes), "maxnreg": registers}  # fmt: skip
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """Expert routing and the sort of tokens by expert, in Triton: other kernels use the results as an index.
 
-Pairs of a token and one of its experts are sorted by expert, then by token, by counting: one program per expert counts
-all pairs. So the order is deterministic, and neither it nor the tiles need the host.
+Pairs of a token and one of its experts are sorted by expert, then by token, by counting: few by a program for each
+expert, many by one for each chunk of them. So the order is deterministic, and neither it nor the tiles need the host.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from penstock.kernels.chip import chip_of
 from penstock.kernels.launch import begin_pdl
 from penstock.kernels.records import Routes, Routing
 
-FEW = 512  # pairs counted at once
-MANY = 8192  # counted at once where there are more than FEW
+FEW = 512  # pairs that one program counts for an expert
+CHUNK = 1024  # pairs that one program counts where there are more
+PART = 128  # pairs that one program finds places for there, at most
+MOST = 16384  # elements of a tile with a line for each of those, and a column for each expert
 
 
 class Schedule(NamedTuple):
@@ -54,23 +56,34 @@ def most_tiles(pairs: int, held: int, rows: int) -> int:
 
 
 def sort_pairs(
-    experts: Tensor, first: int, held: int, rows: int, *, early: bool = True, sizes: Tensor | None = None
-) -> Schedule:
+    experts: Tensor, first: int, held: int, rows: int, *, early: bool = True, sizes: Tensor | None = None,
+    places: Tensor | None = None,
+) -> Schedule:  # fmt: skip
     """The schedule of `experts  # [tokens, chosen]` for those from `first` on, in tiles of up to `rows` pairs.
 
     early: the next kernel may start before it is complete; if not, all that follow may read it before they wait. sizes:
-    int32 [held], takes each expert's pairs."""
+    int32 [held], takes each expert's pairs. places: int32 [pairs], takes where in the order each stands."""
     pairs = experts.numel()
     assert experts.is_contiguous()
     order = torch.empty(pairs, dtype=torch.int32, device=experts.device)
     tiles = torch.empty(most_tiles(pairs, held, rows), 3, dtype=torch.int32, device=experts.device)
     count = torch.empty(1, dtype=torch.int32, device=experts.device)
     pdl = chip_of(experts.device).pdl
-    few = pairs <= FEW
-    sort_kernel[(held,)](
-        experts, order, tiles, count, pairs, first, rows,
-        HELD=held, BINS=triton.next_power_of_2(held + 1), CHUNK=FEW if few else MANY, EARLY=early, PDL=pdl,
-        sizes=sizes, num_warps=4 if few else 16, launch_pdl=pdl,
+    if pairs <= FEW:
+        sort_kernel[(held,)](
+            experts, order, tiles, count, pairs, first, rows,
+            HELD=held, BINS=triton.next_power_of_2(held + 1), CHUNK=FEW, EARLY=early, PDL=pdl,
+            sizes=sizes, places=places, num_warps=4, launch_pdl=pdl,
+        )  # fmt: skip
+        return Schedule(order, tiles, count)
+    bins = triton.next_power_of_2(held)
+    part = min(PART, max(16, MOST // bins))
+    counts = torch.empty(triton.cdiv(pairs, CHUNK), bins, dtype=torch.int32, device=experts.device)
+    given = {"HELD": held, "BINS": bins, "CHUNK": CHUNK, "PDL": pdl, "launch_pdl": pdl}
+    count_kernel[(len(counts),)](experts, counts, pairs, first, num_warps=4, **given)
+    place_kernel[(triton.cdiv(pairs, part),)](
+        experts, counts, order, tiles, count, pairs, first, rows, PART=part, EARLY=early,
+        sizes=sizes, places=places, num_warps=8, **given,
     )  # fmt: skip
     return Schedule(order, tiles, count)
 
@@ -147,21 +160,27 @@ def load_experts(experts, start, pairs, first, HELD: tl.constexpr, CHUNK: tl.con
     return tl.where((place < pairs) & (found >= 0) & (found < HELD), found, HELD)
 
 
-@triton.jit(do_not_specialize=("pairs", "first", "rows"))
-def sort_kernel(
-    experts, order, tiles, count, pairs, first, rows,
-    HELD: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr, sizes=None,
-):  # fmt: skip
-    """Pairs and tiles of one expert."""
+@triton.jit
+def begin_sort(EARLY: tl.constexpr, PDL: tl.constexpr):
+    """As `begin_pdl`, but let the next kernel start only if EARLY."""
     if PDL:
         if EARLY:
             tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+
+
+@triton.jit(do_not_specialize=("pairs", "first", "rows"))
+def sort_kernel(
+    experts, order, tiles, count, pairs, first, rows,
+    HELD: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr, sizes=None,
+    places=None,
+):  # fmt: skip
+    """Pairs and tiles of one expert, of so few pairs that each program counts all."""
+    begin_sort(EARLY, PDL)
     expert = tl.program_id(0)
     bins = tl.arange(0, BINS)
-    counts = tl.zeros([BINS], tl.int32)
-    for start in range(0, pairs, CHUNK):
-        counts += tl.histogram(load_experts(experts, start, pairs, first, HELD, CHUNK), BINS)
+    found = load_experts(experts, 0, pairs, first, HELD, CHUNK)
+    counts = tl.histogram(found, BINS)
     own = tl.sum(tl.where(bins == expert, counts, 0), 0)
     begin = tl.sum(tl.where(bins < expert, counts, 0), 0)
     tile = tl.sum(tl.where(bins < expert, tl.cdiv(counts, rows), 0), 0)
@@ -174,11 +193,66 @@ def sort_kernel(
         tl.store(line, expert)
         tl.store(line + 1, begin + at * rows)
         tl.store(line + 2, tl.minimum(own - at * rows, rows))
-    for start in range(0, pairs, CHUNK):
-        mine = load_experts(experts, start, pairs, first, HELD, CHUNK) == expert
-        rank = tl.cumsum(mine.to(tl.int32), 0)
-        tl.store(order + begin + rank - 1, start + tl.arange(0, CHUNK), mask=mine)
-        begin += tl.sum(mine.to(tl.int32), 0)
+    mine = found == expert
+    place = begin + tl.cumsum(mine.to(tl.int32), 0) - 1
+    pair = tl.arange(0, CHUNK)
+    tl.store(order + place, pair, mask=mine)
+    if places is not None:
+        tl.store(places + pair, place, mask=mine)
+
+
+@triton.jit(do_not_specialize=("pairs", "first"))
+def count_kernel(
+    experts, counts, pairs, first,
+    HELD: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """How many of a chunk's pairs each expert has."""
+    begin_pdl(PDL)
+    found = load_experts(experts, tl.program_id(0) * CHUNK, pairs, first, HELD, CHUNK)
+    tl.store(counts + tl.program_id(0) * BINS + tl.arange(0, BINS), tl.histogram(found, BINS, mask=found < HELD))
+
+
+@triton.jit(do_not_specialize=("pairs", "first", "rows"))
+def place_kernel(
+    experts, counts, order, tiles, count, pairs, first, rows,
+    HELD: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, PART: tl.constexpr, EARLY: tl.constexpr,
+    PDL: tl.constexpr, sizes=None, places=None,
+):  # fmt: skip
+    """Places of some pairs of a chunk, and every so many-th tile of each expert. counts: of `count_kernel`."""
+    begin_sort(EARLY, PDL)
+    start = tl.program_id(0) * PART
+    chunk = start // CHUNK
+    chunks = tl.cdiv(pairs, CHUNK)
+    bins = tl.arange(0, BINS)
+    line = tl.arange(0, PART)
+    earlier = load_experts(experts, chunk * CHUNK, start, first, HELD, CHUNK)
+    before = tl.histogram(earlier, BINS, mask=earlier < HELD)
+    own = tl.zeros([BINS], tl.int32)
+    for row in range(0, chunks, PART):
+        at = (row + line)[:, None]
+        found = tl.load(counts + at * BINS + bins[None, :], mask=at < chunks, other=0)
+        own += tl.sum(found, 0)
+        before += tl.sum(tl.where(at < chunk, found, 0), 0)
+    begin = tl.cumsum(own, 0) - own
+    last = tl.cumsum(tl.cdiv(own, rows), 0)
+    tile = last - tl.cdiv(own, rows)
+    for turn in range(tl.program_id(0), tl.max(last - tile, 0), tl.num_programs(0)):
+        there = tile + turn < last  # experts that have so many tiles
+        target = tiles + (tile + turn) * 3
+        tl.store(target, bins, mask=there)
+        tl.store(target + 1, begin + turn * rows, mask=there)
+        tl.store(target + 2, tl.minimum(own - turn * rows, rows), mask=there)
+    if start == 0:
+        tl.store(count, tl.max(last, 0))
+        if sizes is not None:
+            tl.store(sizes + bins, own, mask=bins < HELD)
+    expert = load_experts(experts, start, pairs, first, HELD, PART)
+    rank = tl.sum(((expert[:, None] == expert[None, :]) & (line[None, :] < line[:, None])).to(tl.int32), 1)
+    mine = expert[:, None] == bins[None, :]
+    place = tl.sum(tl.where(mine, (begin + before)[None, :], 0), 1) + rank
+    tl.store(order + place, start + line, mask=expert < HELD)
+    if places is not None:
+        tl.store(places + start + line, place, mask=expert < HELD)
 
 
 @triton.jit

@@ -17,19 +17,19 @@ def delta_gates(a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor) -> Gates:
     if chip_of(a.device).runs_triton:
         from penstock.kernels.state_gates_triton import launch_gates
 
-        return launch_gates(a, b, a_log, dt_bias, 0.0, float("inf"))
+        return launch_gates(a, b, a_log, dt_bias)
     decay = -a_log.float().exp() * softplus(a.float() + dt_bias.float())
     return Gates(decay, b.float().sigmoid())
 
 
-def time_gates(dt: Tensor, a_log: Tensor, dt_bias: Tensor, least: float = 0.0, most: float = float("inf")) -> Gates:
-    """Of Mamba-2: weight = softplus(dt + dt_bias) within least .. most, decay = -exp(a_log) weight.
+def time_gates(dt: Tensor, a_log: Tensor, dt_bias: Tensor) -> Gates:
+    """Of Mamba-2: weight = softplus(dt + dt_bias), decay = -exp(a_log) weight.
 
     dt is `[tokens, heads]`, a_log and dt_bias `[heads]`; arithmetic is fp32.
     """
     if chip_of(dt.device).runs_triton:
         from penstock.kernels.state_gates_triton import launch_gates
 
-        return launch_gates(dt, None, a_log, dt_bias, least, most)
-    weight = softplus(dt.float() + dt_bias.float()).clamp(least, most)
+        return launch_gates(dt, None, a_log, dt_bias)
+    weight = softplus(dt.float() + dt_bias.float())
     return Gates(-a_log.float().exp() * weight, weight)

@@ -14,7 +14,7 @@ from penstock.kernels.states import Gates
 TILE = 512
 
 
-def launch_gates(a: Tensor, b: Tensor | None, a_log: Tensor, dt_bias: Tensor, least: float, most: float) -> Gates:
+def launch_gates(a: Tensor, b: Tensor | None, a_log: Tensor, dt_bias: Tensor) -> Gates:
     """`kernels.state_gates` by the kernel: `delta_gates` where there is b, else `time_gates`."""
     tokens, heads = a.shape
     assert a.stride(1) == 1
@@ -23,7 +23,7 @@ def launch_gates(a: Tensor, b: Tensor | None, a_log: Tensor, dt_bias: Tensor, le
     pdl = chip_of(a.device).pdl
     other = a if b is None else b
     gate_kernel[(triton.cdiv(tokens * heads, TILE),)](
-        a, other, a_log, dt_bias, *gates, tokens * heads, a.stride(0), other.stride(0), least, most,
+        a, other, a_log, dt_bias, *gates, tokens * heads, a.stride(0), other.stride(0),
         HEADS=heads, DELTA=b is not None, TILE=TILE, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return gates
@@ -31,7 +31,7 @@ def launch_gates(a: Tensor, b: Tensor | None, a_log: Tensor, dt_bias: Tensor, le
 
 @triton.jit(do_not_specialize=("count",))
 def gate_kernel(
-    a, b, a_log, dt_bias, decay, weight, count, a_stride, b_stride, least, most,
+    a, b, a_log, dt_bias, decay, weight, count, a_stride, b_stride,
     HEADS: tl.constexpr, DELTA: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Some elements of `[tokens, heads]`."""
@@ -49,6 +49,5 @@ def gate_kernel(
         given = tl.load(b + token * b_stride + head, mask=there, other=0.0).to(tl.float32)
         tl.store(weight + place, tl.sigmoid(given), mask=there)
     else:
-        step = tl.minimum(tl.maximum(step, least), most)
         tl.store(weight + place, step, mask=there)
     tl.store(decay + place, rate * step, mask=there)

@@ -112,7 +112,7 @@ def convolution_length(width: int, most_steps: int) -> int:
 
 def begin_states(
     query_start: Tensor, slots: Tensor, starts: Tensor, stepping: Tensor, bases: Tensor, tokens: int,
-    most_steps: int, chunk_rows: int, *, folds: bool = True, kept: Tensor | None = None,
+    most_steps: int, chunk_rows: int, *, kept: Tensor | None = None,
 ) -> StateBatch:  # fmt: skip
     """Before the first layer of a step: takes the slots' bases, and advances them in place to where the step's layers
     will leave the states. One launch on a GPU, which waits for nothing.
@@ -122,14 +122,14 @@ def begin_states(
     piece of its first token, a chunk's to the piece of the token behind its last. A row that does not continue what its
     slot holds, as in a dummy run, begins at its own piece.
 
-    tokens, chunk_rows: how many the step has at most; a row is taken for a chunk by `stepping` alone. folds: whether
-    any stepping row may have left its piece; where False is wrong the states are wrong. kept: as of StateBatch.
+    tokens, chunk_rows: how many the step has at most; a row is taken for a chunk by `stepping` alone. kept: as of
+    StateBatch.
     """
     rows = len(slots)
     assert stepping.dtype == starts.dtype == slots.dtype == bases.dtype == query_start.dtype == torch.int32
     # A chunk has three beyond its own whole ones at most: its state may be two behind, and its last may be begun.
     most_pieces = tokens // PIECE + 3 * chunk_rows if chunk_rows else 0
-    most_pieces += rows - min(chunk_rows, rows) if folds else 0
+    most_pieces += rows - min(chunk_rows, rows)  # any stepping row may have left its piece
     if chip_of(slots.device).runs_triton:
         from penstock.kernels.states_triton import launch_begin
 

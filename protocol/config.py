@@ -7,6 +7,7 @@ validation.py checks the values.
 
 from __future__ import annotations
 
+import functools
 import types
 import typing
 from typing import Annotated
@@ -326,6 +327,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     trace: TraceConfig = TraceConfig()
 
 
+@functools.lru_cache(maxsize=1)  # a start asks several times
 def fields() -> tuple[Field, ...]:
     """Every option of every section, in the order of the structs."""
     found = []

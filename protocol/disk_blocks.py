@@ -1,9 +1,12 @@
-"""KV blocks on disk: what a scheduler and its executors say of them.
+"""KV blocks on disk, or in a store that other servers use as well: what a scheduler and its executors say of them.
 
 Each executor has a file with numbered places, each of which holds its part of a block of the host's memory and the key
 that the block is found by. The scheduler owns the places, as it owns the blocks of the host's memory, and holds a block
 there while it is written to disk or read from it. An executor has the jobs of a link done in their order. A message of
 another epoch than those before it ends these: nothing of the host's memory is touched for them any more.
+
+In a shared store blocks are found by their keys alone, and others put them there, too. So a scheduler asks
+(`FindBlocks`) before it has blocks read. Such questions do not wait for blocks that are being moved.
 """
 
 from __future__ import annotations
@@ -31,6 +34,22 @@ class BlocksListed(Message, frozen=True, kw_only=True):
     last: bool
 
 
+class FindBlocks(Message, frozen=True):
+    """scheduler → executors: say which of these a shared store lacks."""
+
+    number: int
+    epoch: int
+    keys: bytes
+
+
+class BlocksFound(Message, frozen=True):
+    """each executor → scheduler: these are not there."""
+
+    number: int
+    missing: bytes = b""  # int32: numbers of keys
+    failed: bool = False  # the store did not answer, so all are missing
+
+
 class MoveBlocks(Message, frozen=True, kw_only=True):
     """scheduler → executors: write blocks of the host's memory to disk, or read them from there."""
 
@@ -50,15 +69,16 @@ class BlocksMoved(Message, frozen=True):
 
 
 class ForgetBlocks(Message, frozen=True):
-    """scheduler → executors: what these places hold must not be found any more."""
+    """scheduler → executors: what these places hold, and what has these keys, must not be found any more."""
 
     epoch: int
     places: bytes = b""  # int32
+    keys: bytes = b""  # of a shared store alone
     everything: bool = False  # all places, and whatever is to be done for the messages before this one
 
 
-DiskMessage = ListBlocks | MoveBlocks | ForgetBlocks
-DiskAnswer = BlocksListed | BlocksMoved
+DiskMessage = ListBlocks | FindBlocks | MoveBlocks | ForgetBlocks
+DiskAnswer = BlocksListed | BlocksFound | BlocksMoved
 
 
 def pack_keys(keys: Iterable[bytes]) -> bytes:

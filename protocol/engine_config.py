@@ -187,6 +187,10 @@ class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                     "empty: none", metavar="FOLDER")
     ] = ""
     kv_disk_size: Annotated[int, Option("bytes that each executor's KV blocks may take there", 0, 1 << 50)] = 0
+    kv_store: Annotated[
+        str, Option("Mooncake store through which servers of the same model share KV blocks, with its settings as "
+                    "?NAME=VALUE&...; needs --kv-host-memory; empty: none", metavar="mooncake://HOST:PORT")
+    ] = ""
     mm_encoder_budget: Annotated[
         float, Option("share of the device's time that the vision encoder may take while requests are decoded",
                       0.01, 1.0)

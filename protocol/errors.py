@@ -96,8 +96,8 @@ class GrammarFailure(InvalidRequest):
 class UnsupportedSchema(InvalidRequest):
     """A JSON Schema is wrong, or asks for what no automaton can hold exactly. `path` is a JSON pointer into it."""
 
-    def __init__(self, keyword: str, path: str, reason: str, *, param: str | None = "response_format") -> None:
-        super().__init__(f"{keyword} at {path or '/'}: {reason}", param=param, code="unsupported_schema")
+    def __init__(self, keyword: str, path: str, reason: str) -> None:
+        super().__init__(f"{keyword} at {path or '/'}: {reason}", param="response_format", code="unsupported_schema")
         self.keyword = keyword
         self.path = path
 

@@ -30,10 +30,11 @@ class Image(Part, frozen=True, kw_only=True):
 
 
 class EncodeImage(Message, frozen=True, kw_only=True):
-    """scheduler → executors of the first stage: make embeddings of a picture beside the steps, and put them into rows
-    first_row .. first_row + rows - 1 of the encoder cache. Answered by `ImageEncoded`."""
+    """scheduler → one executor of the first stage: make embeddings of a picture beside the steps, and put them into
+    rows first_row .. first_row + rows - 1 of the encoder cache. Answered by `ImageEncoded`."""
 
     number: int  # the scheduler's, not used twice
+    rank: int = 0  # the executor's
     first_row: int
     rows: int
     width: int
@@ -42,7 +43,7 @@ class EncodeImage(Message, frozen=True, kw_only=True):
 
 
 class ImageEncoded(Message, frozen=True):
-    """each of these executors → scheduler: steps planned from now on may read the rows; or why there are none."""
+    """this executor → scheduler: steps planned from now on may read the rows; or why there are none."""
 
     number: int
     error: str = ""

@@ -298,6 +298,21 @@ class Rejected(Message, frozen=True, kw_only=True):
     context: ContextLength | None = None  # of a prompt or an output that is too long
 
 
+class BlocksAddress(Part, frozen=True):
+    """Where executors of other hosts read an executor's KV blocks, by NIXL. Whoever has it can read them: it travels on
+    links alone."""
+
+    metadata: bytes  # of its agent
+    label: str  # of the chip, types and layers
+    run_bytes: int  # of a block
+    blocks: int
+    stamps_at: int  # address of the stamps of all blocks, int64 each
+    blocks_at: int  # address of block 0; the others follow
+
+
+BlocksAddresses = tuple[BlocksAddress | None, ...]  # of a group's executors, by their places in it; empty: of none
+
+
 class KVTransfer(Part, frozen=True):
     """KV blocks of a request, in memory of a prefill replica's host, which executors of other replicas can read.
 
@@ -309,6 +324,7 @@ class KVTransfer(Part, frozen=True):
     weights: str  # version of those that they were computed with
     places: bytes  # int32 [columns, KV groups], -1 where nothing reads a block
     stamps: bytes  # int64 [columns, KV groups]
+    addresses: BlocksAddresses = ()
 
 
 class SubmitTokens(Message, frozen=True, kw_only=True):
@@ -327,7 +343,6 @@ class SubmitTokens(Message, frozen=True, kw_only=True):
     priority: int = 0
     cache_salt: str = ""
     trace: TraceContext = TraceContext()
-    arrival: float = 0.0
     written: tuple[Written, ...] = ()  # [n], as in `SubmitText`
     client: Client = Client()
     turns: tuple[int, ...] = ()  # positions of the prompt, ascending, where its system prompt and past turns end

@@ -30,7 +30,6 @@ RUN_FILES: tuple[RunFile, ...] = (
     RunFile("*.kv.new", "the same", "nobody", "the next *.kv, before its rename"),
     RunFile("adapters.json", "api", "api", "LoRA adapters that were loaded and unloaded at run time"),
     RunFile("adapters.lock", "api", "api", "held while that is replaced"),
-    RunFile("*.silent", "the first process that waited", "every process", "the trace collector does not answer"),
     RunFile("failures.*", "launcher", "api, scheduler", "processes in a crash loop"),
     RunFile("crashes/*.json", "executor", "the operator", "reports of executors that failed", kept=True),
 )

@@ -34,7 +34,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: str = (
         ""  # of the two before: a folder in Hugging Face layout or a hub id; penstock-demo-draft, penstock-demo-eagle
     )
-    prompt_lookup_max: int = 4  # longest run of tokens that is looked up
+    prompt_lookup_max: int = 4  # of "ngram": longest run of tokens that is looked up
     prompt_lookup_min: int = 2  # shortest
     adaptive: bool = True  # rows get as many drafts as pay by measured step times; false: as many as there may be
     synthetic_acceptance: float | None = None  # for benchmarks, makes output wrong: the chance that a draft is kept,
@@ -87,10 +87,10 @@ def check_model(method: object, model: object) -> None:
 
 
 def with_both_ends(value: dict[str, object]) -> SpeculativeConfig:
-    """Checked keys as a struct whose shortest lookup is no longer than its longest."""
+    """Checked keys as a struct whose shortest lookup is no longer than its longest where anything is looked up."""
     found = msgspec.convert(value, SpeculativeConfig)
     longest, shortest = found.prompt_lookup_max, found.prompt_lookup_min
-    if shortest <= longest:
+    if shortest <= longest or found.method != "ngram":
         return found
     if "prompt_lookup_max" not in value:
         return msgspec.structs.replace(found, prompt_lookup_max=shortest)

@@ -61,6 +61,11 @@ def image_table(images: bytes) -> Column:
     return integers(images).reshape(-1, 5)
 
 
+def shared_images(images: bytes) -> Column:
+    """`StepPlan.images`. # [images, 3]: rank, first row, rows"""
+    return integers(images).reshape(-1, 3)
+
+
 def chunk_positions(chunks: bytes) -> int:
     """Positions that all chunks of a step run."""
     return int(chunk_table(chunks)[:, 2].sum())

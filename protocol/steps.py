@@ -56,17 +56,18 @@ once it has written. A copy from there waits for the stamps that were asked for,
 (`BlocksCopied.stale`) unless all its blocks still have them once it is done.
 
 A model that sees images has an encoder cache on the device: rows of embeddings, which `EncodeImage` fills beside the
-steps. `SlotStart.images` says which tokens of a prompt have which rows. A chunk that holds such tokens is planned once
-`ImageEncoded` has come from all executors of the first stage; where the model's image tokens see one another both ways
-(`VisionSpec.mutual`), no chunk ends within an image. Rows are given to another image once every step that reads them
-has been applied.
+steps on one executor of the first stage. `SlotStart.images` says which tokens of a prompt have which rows. A chunk that
+holds such tokens is planned once `ImageEncoded` has come, and the first plan that has such a chunk names the rows in
+`images`: the others receive them from their rank before its step runs. Where the model's image tokens see one another
+both ways (`VisionSpec.mutual`), no chunk ends within an image. Rows are given to another image once every step that
+reads them has been applied.
 """
 
 from __future__ import annotations
 
 from penstock.protocol.control import FIRST_VERSION
 from penstock.protocol.message import Message, Part
-from penstock.protocol.messages import Pooling, Sampling, TraceContext
+from penstock.protocol.messages import BlocksAddress, BlocksAddresses, Pooling, Sampling, TraceContext
 from penstock.protocol.outputs import Logprobs
 
 REJECTED = -2  # token of an entry after a rejected draft
@@ -115,6 +116,7 @@ class StepPlan(Message, frozen=True, kw_only=True):
     trace: TraceContext | None = None  # of the scheduler's span of this step, where it has one
     keep: bytes = b""  # int32 [kept, 4]: slot, position, place, place of the host's or NO_STATE; none of them twice
     adapters: bytes = b""  # int32 [changed, 2]: an adapter's number, and the place that it is copied to first
+    images: bytes = b""  # int32 [images, 3]: rank that has encoded it, first row, rows, which the other ranks get first
 
 
 class StepMasks(Message, frozen=True, kw_only=True):
@@ -170,6 +172,7 @@ class CopyBlocks(Message, frozen=True, kw_only=True):
     blocks: bytes  # int32 [blocks, 2]: block on the device, block in the host's memory; none of them twice
     replica: int = OWN_MEMORY  # whose memory it is
     stamps: bytes = b""  # int64 [blocks], where it is another one's
+    addresses: BlocksAddresses = ()  # the same
 
 
 class BlocksCopied(Message, frozen=True):
@@ -242,10 +245,12 @@ class ExecutorReady(Message, frozen=True, kw_only=True):
     host_bytes: int = 0  # that they take
     disk_blocks: int = 0  # KV blocks on disk, in places 0 .. disk_blocks-1
     disk_bytes: int = 0  # that they take at most
+    kv_store: bool = False  # in their place is a store that other servers use as well, of which so many are remembered
     adapter_places: int = 0  # for LoRA adapters: 1 .. adapter_places; 0: it serves none
     encoder_rows: int = 0  # of the encoder cache; 0: the model sees no images
     weights_path: str = ""  # folder of the weights that it has; empty: the one that it began with
     weight_version: str = FIRST_VERSION
+    address: BlocksAddress | None = None  # where other hosts read its host's blocks
     plans: int = 0  # run since its group's generation began: equal for all members of a group that is in step
 
 

@@ -14,6 +14,7 @@ from penstock.protocol.admin import read_admin_address
 from penstock.protocol.config import ApiConfig, Config, fields
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.groups import check_groups
+from penstock.protocol.kv_store import read_store
 from penstock.protocol.links import HostAddress, check_apart, ports_of, read_address
 from penstock.protocol.media import image_limit, read_domains
 from penstock.protocol.option import Field, words
@@ -91,7 +92,7 @@ def check_engine(config: Config) -> None:
         raise ConfigError("--speculative-config synthetic_acceptance", drafting.synthetic_acceptance, why)
     check_lora(config)
     read_template_kwargs(config.tokenizer.default_chat_template_kwargs)
-    check_disk_tier(config)
+    check_tiers(config)
     check_prefill_replicas(config)
     image_limit(model)
 
@@ -109,9 +110,18 @@ def read_template_kwargs(text: str) -> dict[str, Any]:
     return value
 
 
-def check_disk_tier(config: Config) -> None:
-    """Raise ConfigError for a disk of KV blocks without what it needs."""
+def check_tiers(config: Config) -> None:
+    """Raise ConfigError for KV blocks in the host's memory, on disk or in a store without what these need."""
     executor = config.executor
+    if executor.kv_host_memory and not config.scheduler.enable_prefix_caching:
+        raise ConfigError("--kv-host-memory", executor.kv_host_memory, "it needs --enable-prefix-caching")
+    if executor.kv_store:
+        read_store(executor.kv_store)
+        if not executor.kv_host_memory:
+            why = "it needs --kv-host-memory: blocks go to the store from there, and come back through it"
+            raise ConfigError("--kv-store", executor.kv_store, why)
+        if executor.kv_disk:
+            raise ConfigError("--kv-store", executor.kv_store, "blocks go there or to --kv-disk: leave one of them out")
     if not executor.kv_disk:
         if executor.kv_disk_size:
             raise ConfigError("--kv-disk-size", executor.kv_disk_size, "it needs --kv-disk, a folder")
@@ -121,8 +131,6 @@ def check_disk_tier(config: Config) -> None:
     if not executor.kv_host_memory:
         why = "it needs --kv-host-memory: blocks go to disk from there, and come back through it"
         raise ConfigError("--kv-disk", executor.kv_disk, why)
-    if not config.scheduler.enable_prefix_caching:
-        raise ConfigError("--kv-disk", executor.kv_disk, "it needs --enable-prefix-caching")
 
 
 def check_prefill_replicas(config: Config) -> None:
@@ -136,15 +144,9 @@ def check_prefill_replicas(config: Config) -> None:
     if not config.executor.kv_host_memory:
         why = "it needs --kv-host-memory, through which KV blocks go from one replica to another"
         raise ConfigError(flag, model.prefill_replicas, why)
-    if config.executor.kv_disk:
-        why = (
-            "its executors' host memory is read by others, so nothing comes back there from a disk: leave out --kv-disk"
-        )
-        raise ConfigError(flag, model.prefill_replicas, why)
-    if not config.scheduler.enable_prefix_caching:
-        raise ConfigError(flag, model.prefill_replicas, "it needs --enable-prefix-caching")
-    if config.links.scheduler_address:
-        why = "all replicas must be on one host: leave out --scheduler-address"
+    if config.executor.kv_disk or config.executor.kv_store:
+        option = "--kv-disk" if config.executor.kv_disk else "--kv-store"
+        why = f"its executors' host memory is read by others, so nothing else is written there: leave out {option}"
         raise ConfigError(flag, model.prefill_replicas, why)
 
 

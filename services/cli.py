@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import logging
 import os
@@ -10,6 +11,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -51,6 +53,7 @@ COMMANDS: Mapping[str, str] = {
 }
 BENCHES = ("bench serve", "bench offline", "bench start")
 TAKES_MODEL = ("serve", "engine", "config", "plan", "quantize", "tune", "chat", "complete", "run-batch", *BENCHES)
+ENDING_AT_ONCE = ("serve", "engine", *Role)
 SEVERAL = ("serve", "config")  # of those, the ones that take several
 STARTED = ("model", "tokenizer", "scheduler", "executor", "trace", "api_processes", "api_key", "max_queued_requests",
            "log_level", "log_format", "run_dir")  # fmt: skip
@@ -58,13 +61,15 @@ COMMON = ("served_model_name", "dtype", "quantization", "max_model_len", "max_nu
           "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "expert_parallel", "host", "port",
           "api_key", "chat_template", "tool_call_parser", "reasoning_parser", "enable_prefix_caching",
           "speculative_config", "device", "gpu_memory_utilization")  # fmt: skip
-RARE = ("keep_weights", "kv_disk", "kv_disk_size")  # not in the short help of commands that take single options
+# Not in the short help of commands that take single options.
+RARE = ("keep_weights", "kv_disk", "kv_disk_size", "kv_store")
 STARTED_COMMON = ("dtype", "max_model_len", "tensor_parallel_size", "device", "api_key", "log_level")
-# The sections and single options of protocol/config.py that a command has; a command that is not here has all.
+# The sections and single options of protocol/config.py that a command has, beside --model where it takes one; a command
+# that is not here has all.
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "keys": (),
-    "top": ("api_key", "run_dir"),
-    "quantize": ("model", "device"),
+    "top": ("api_key",),
+    "quantize": ("revision", "device", "base_gpu_id"),
     "tune": ("model", "device"),
     "plan": (
         "model",
@@ -97,7 +102,8 @@ MODULES: Mapping[str, str] = {
 }
 ROLE_MODULES: Mapping[Role, str] = {Role.API: "openai.api_server"}  # of roles whose module is not ROLE.main
 MAX_UNSIZED = 64  # processes of a role whose number is left to the cores; protocol/messages.py gives an api's 7 bits
-MODEL = "folder in Hugging Face layout or hub id, as --model; left out: penstock-demo, the embedded model"
+MODEL = "folder in Hugging Face layout or hub id, as --model"
+LEFT_OUT = "; left out: penstock-demo, the embedded model"
 WIDE = 60  # columns of a terminal that has room for two columns of help
 HELP = re.compile(r"-h|--help(?:=(.*))?")
 EPILOG = "`penstock {command} --help=all` shows every option, `--help=WORD` those about WORD."
@@ -124,13 +130,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def entry() -> NoReturn:
-    """The program. An executor ends at once: at Python's own end threads of torch may abort it, whatever its exit code
-    says to the supervisor."""
+    """The program. A server's processes, which have closed what they opened, end at once: Python's own end takes as
+    long as a fifth of the imports, and threads of torch may abort an executor meanwhile, whatever its exit code says.
+    """
+    command = sys.argv[1] if len(sys.argv) > 1 else ""
+    if command in set(Role):
+        gc.disable()  # until the role's module is ready for it: a start makes many objects that stay
     code = main()
-    if sys.argv[1:2] == [Role.EXECUTOR]:
+    if command in ENDING_AT_ONCE:
         logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with suppress(OSError):  # whoever read it has ended
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
 
@@ -208,7 +219,10 @@ def parser_of(command: str, wanted: str = options.ALL_OPTIONS) -> options.Parser
         parser.add_argument("--version", action="store_true", help="print the version and exit")
         return parser
     if command in TAKES_MODEL:
-        parser.add_argument("positional_model", metavar="MODEL", nargs="*" if command in SEVERAL else "?", help=MODEL)
+        parser.add_argument(
+            "positional_model", metavar="MODEL", nargs="*" if command in SEVERAL else "?",
+            help=MODEL if command == "quantize" else MODEL + LEFT_OUT,
+        )  # fmt: skip
     elif command not in MODULES:
         parser.add_argument("--index", metavar="N", default="", help="number among its role's in the server; empty: 0")
     if command == Role.EXECUTOR:
@@ -218,7 +232,8 @@ def parser_of(command: str, wanted: str = options.ALL_OPTIONS) -> options.Parser
     if command in MODULES:
         function_of(command, "add_{}arguments")(parser)
     names = OPTIONS.get(command)
-    chosen = [one for one in fields() if names is None or one.section in names or one.name in names]
+    named = (*(names or ()), *(["--model"] if command in TAKES_MODEL else []))
+    chosen = [one for one in fields() if names is None or {one.section, one.name, one.flag} & {*named}]
     singles = (one for one in names or () if one not in (*options.TITLES, *RARE))
     options.add_options(parser, chosen, wanted, STARTED_COMMON if names is STARTED else (*COMMON, *singles))
     return parser
@@ -234,7 +249,7 @@ def function_of(command: str, name: str) -> Callable[..., Any]:
 def usage(command: str) -> str:
     if not command:
         return "penstock COMMAND [options]"
-    model = "[MODEL …] " if command in SEVERAL else "[MODEL] "
+    model = "[MODEL …] " if command in SEVERAL else "MODEL OUT " if command == "quantize" else "[MODEL] "
     argument = model if command in TAKES_MODEL else "FILE " if command == "keys" else ""
     return f"penstock {command} {argument}[options]"
 

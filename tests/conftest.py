@@ -3,12 +3,14 @@ interpreter, which is chosen at import."""
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -34,8 +36,6 @@ settings.register_profile("search", deadline=None, suppress_health_check=[Health
 settings.register_profile("any machine", settings.get_profile("search"), derandomize=True)
 settings.load_profile("any machine")
 
-LAST = "tests/sim/", "tests/test_installation.py"  # by name; they take long
-
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
@@ -44,27 +44,38 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
+        gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """For `--dist loadfile`: see tests/units.py."""
+    if config.getoption("dist") == "loadfile":
+        from tests.units import Units
+
+        return Units(config, log)
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A GPU, where a case costs nothing, takes all of a sweep. Long files that would be the last begin first: nobody
-    waits for one worker's in the end."""
-    items.sort(key=lambda item: not item.nodeid.startswith(LAST))
+    """A GPU, where a case costs nothing, takes all of a sweep."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        from tests.units import ordered, unit_of
+
+        places = {unit: at for at, unit in enumerate(ordered(item.nodeid for item in items))}
+        items.sort(key=lambda item: places[unit_of(item.nodeid)])
     if os.environ.get("TRITON_INTERPRET") == "1":
         shorten(items)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def thawed() -> Iterator[None]:
-    """What is frozen ends with the process as anything else does."""
-    yield
-    gc.unfreeze()
+# What is frozen ends with the process as anything else does. Not before: pytest looks for garbage when it ends.
+atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def frozen(thawed: None) -> None:
+def frozen() -> None:
     """What earlier files left and did not let go: whoever collects garbage need not look at it again."""
     gc.collect()
     gc.freeze()

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -127,13 +126,6 @@ class CudaMemory:
             raise OSError(f"{name}: {(word.value or b'error').decode()} ({code})")
 
 
-class SharedMemoryStatistics(msgspec.Struct, frozen=True):
-    """Bytes of this rank's memory, and how many ranks have it."""
-
-    size: int
-    ranks: int
-
-
 class SharedMemory:
     """One rank's part in memory of `size` bytes on each rank, which it frees when nobody has it open any more. Who ends
     without closing leaves that to the driver, which ends with the process."""
@@ -175,9 +167,6 @@ class SharedMemory:
         together(self._ranks, self._close)
         if own is not None:
             self._memory.free(own)
-
-    def statistics(self) -> SharedMemoryStatistics:
-        return SharedMemoryStatistics(self._size, len(self._addresses))
 
     def _allocate(self) -> bytes:
         own = self._addresses[self._rank] = self._memory.allocate(self._size)
@@ -235,14 +224,6 @@ def this_host() -> str:
     return BOOT_ID.read_text().strip()
 
 
-class ExchangeStatistics(msgspec.Struct, frozen=True):
-    """Rows that an exchange takes, those it has memory for, and the bytes of that on each rank."""
-
-    rows: int
-    room: int
-    size: int
-
-
 @dataclass(frozen=True, eq=False)
 class Exchange:
     """An all-reduce with residual and norm, which every rank enqueues on one stream, all in the same order. The kernel
@@ -275,9 +256,6 @@ class Exchange:
     def close(self) -> None:
         """Give the memory back, every rank at once, when none has anything enqueued."""
         self.memory.close()
-
-    def statistics(self) -> ExchangeStatistics:
-        return ExchangeStatistics(self.rows, self.inboxes.rows, self.memory.statistics().size)
 
 
 def open_exchange(

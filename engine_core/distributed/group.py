@@ -87,10 +87,11 @@ class Group:
         lacking = share - own.shape[-1]
         return pad(own, (0, lacking)) if lacking else own.clone(memory_format=torch.contiguous_format)
 
-    def broadcast(self, tokens: Tensor) -> None:
-        """Give every rank of the last stage the tokens that its first one sampled, in place: int32 [entries]."""
+    def broadcast(self, values: Tensor, rank: int = 0) -> None:
+        """Give every rank of this stage what one of them has, in place: tokens that the first one sampled, rows of an
+        image. Contiguous, of any shape."""
         if self.ranks is not None:
-            dist.broadcast(tokens, src=self.stage * self.size, group=self.ranks)
+            dist.broadcast(values, src=self.stage * self.size + rank, group=self.ranks)
 
     def send(self, stream: Tensor) -> dist.Work:
         """Enqueue a send to this rank of the next stage. The tensor must live until it has arrived."""

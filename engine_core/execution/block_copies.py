@@ -8,15 +8,16 @@ What is copied was written by steps whose results the scheduler has seen, and wh
 the answer (`CopyBlocks`). So copies wait for no step in flight. Only drafting is not over when a step's result is seen,
 so they wait for that of the last such step.
 
-Blocks may come from the host's memory of another process as well (shared_blocks.py), by the same way, and are fetched
-while that one still writes others of them.
+Blocks may come from the host's memory of another process as well, by the same way, and are fetched while that one still
+writes others of them: from memory that is mapped here (shared_blocks.py), or from that of another host
+(remote_blocks.py).
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -26,17 +27,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.engine_core.execution.disk_copies import DiskCopier, DiskStatistics
-from penstock.engine_core.execution.shared_blocks import Layout, SharedBlocks
+from penstock.engine_core.execution.remote_blocks import PublishedBlocks, RemoteBlocks
+from penstock.engine_core.execution.shared_blocks import BlockRead, Layout, MappedRead, SharedBlocks, spans
 from penstock.engine_core.execution.transfer import Upload, pinned_memory
 from penstock.engine_core.models.memory_estimate import staging_blocks
 from penstock.kernels.block_copies import block_lines, gather_blocks, scatter_blocks
 from penstock.protocol.disk_blocks import DiskAnswer, DiskMessage
+from penstock.protocol.messages import BlocksAddress
 from penstock.protocol.step_columns import Column, copy_table
 from penstock.protocol.steps import OWN_MEMORY, BlocksCopied, CopyBlocks, copy_stamp
 
 PATIENCE = 2.0  # seconds that copies wait for another process to write what they read
 MOST_BYTES = 4 << 20  # of one copy: those of steps, which share the copy engines, wait for no more
-Span = tuple[int, int]  # first, end
 
 
 class CopyStatistics(msgspec.Struct, frozen=True):
@@ -64,10 +66,10 @@ class Lane:
 class Part:
     """Copies that are enqueued together."""
 
-    places: Column  # in the host's memory
+    end: int  # of the message's
     began: torch.cuda.Event | None
     ended: torch.cuda.Event | None
-    seconds: float = 0.0  # on a CPU
+    seconds: float = 0.0  # that a CPU computed
 
     @property
     def finished(self) -> bool:
@@ -80,12 +82,13 @@ class Copies:
 
     message: CopyBlocks
     lane: Lane
-    shared: SharedBlocks | None  # the memory with the stamps
     table: Column  # [blocks, 2], as in the message, but neighbours in the host's memory together
     stamps: NDArray[np.int64]  # [blocks]
     blocks: Tensor  # int32 [blocks], on the device
     since: float  # when the last ones were enqueued, or it was asked for
+    read: BlockRead | None  # of another process's memory
     at: int = 0  # those before it are enqueued
+    done: int = 0  # those before it have been copied
     parts: deque[Part] = field(default_factory=deque)  # that have not ended
     seconds: float = 0.0  # of those that have
     stale: bool = False
@@ -106,6 +109,9 @@ class BlockCopier:
         self.layout = Layout(f"{label} {self._lines.word} {self._lines.widths}", self._lines.run_bytes, blocks)
         self.shared = SharedBlocks.make(self.layout, device) if shared else None
         self.others: dict[int, SharedBlocks] = {}  # by replica; another thread maps them, and lets them go
+        self.member = 0  # of its group: it reads the memory of others by the same number
+        self.remote: RemoteBlocks | None = None  # reads what is not mapped; None: nothing does
+        self.published: PublishedBlocks | None = None  # where other hosts read this one's
         if self.shared is None:
             self.host = pinned_memory((blocks, self._lines.run_bytes), torch.uint8, device)
         else:
@@ -138,6 +144,11 @@ class BlockCopier:
         self.forget()
         self._out.bytes = self._in.bytes = 0
         self._out.seconds = self._in.seconds = 0.0
+
+    @property
+    def address(self) -> BlocksAddress | None:
+        """Where other hosts read this one's blocks."""
+        return None if self.published is None else self.published.address
 
     @property
     def busy(self) -> bool:
@@ -184,6 +195,9 @@ class BlockCopier:
         for lane in (self._out, self._in):
             if lane.stream is not None:
                 lane.stream.synchronize()
+        for one in self._begun:
+            if one.read is not None:
+                one.read.close()
         self._asked.clear()
         self._begun.clear()
         self.answers = deque(answer for answer in self.answers if not isinstance(answer, BlocksCopied))
@@ -195,57 +209,66 @@ class BlockCopier:
     @torch.inference_mode()
     def _begin(self, message: CopyBlocks, drafting: torch.cuda.Event | None) -> None:
         lane, table = self._out if message.to_host else self._in, copy_table(message.blocks)
-        stamps, shared = np.frombuffer(message.stamps, np.int64), self.shared if message.to_host else None
+        stamps, read = np.full(len(table), copy_stamp(message.epoch, message.number)), None
         if message.replica != OWN_MEMORY:
-            shared = self.others.get(message.replica)
-            if shared is None:
-                self.answers.append(BlocksCopied(message.number, stale=True))
-                return
-        else:
-            stamps = np.full(len(table), copy_stamp(message.epoch, message.number))
-        if message.to_host and shared is not None:
-            shared.stamps[table[:, 1]] = -stamps
+            stamps = np.frombuffer(message.stamps, np.int64)
+        elif message.to_host and self.shared is not None:
+            self.shared.stamps[table[:, 1]] = -stamps
         order = np.lexsort((table[:, 1], stamps))
-        table = table[order]
+        table, stamps = table[order], stamps[order]
+        if message.replica != OWN_MEMORY and (read := self._read(message, table[:, 1], stamps)) is None:
+            self.answers.append(BlocksCopied(message.number, stale=True))
+            return
         if lane.stream is not None and drafting is not None:
             lane.stream.wait_event(drafting)
         with torch.cuda.stream(lane.stream):  # of None: nothing happens
             (blocks,) = lane.upload.send((table[:, 0].copy(),))
-        self._begun.append(Copies(message, lane, shared, table, stamps[order], blocks, time.perf_counter()))
+        self._begun.append(Copies(message, lane, table, stamps, blocks, time.perf_counter(), read))
+
+    def _read(self, message: CopyBlocks, places: Column, stamps: NDArray[np.int64]) -> BlockRead | None:
+        """These blocks of another process's memory, which is mapped, or else of another host; None: it is neither."""
+        shared = self.others.get(message.replica)
+        if shared is not None:
+            return MappedRead(shared, places, stamps, message.replica, self.others)
+        address = message.addresses[self.member] if message.addresses else None
+        if self.remote is None or address is None:
+            return None
+        return self.remote.read(message.replica, address, places, stamps)
 
     def _go_on(self, one: Copies) -> None:
         """Enqueue copies as far as what they read is there, and see which have ended."""
         if one.at < len(one.table):
-            end = len(one.table) if one.message.to_host or one.shared is None else self._written(one, one.shared)
+            end = len(one.table) if one.read is None else self._arrived(one, one.read)
             if end > one.at:
                 self._enqueue(one, end)
         while one.parts and one.parts[0].finished:
             part = one.parts.popleft()
-            if one.message.to_host and one.shared is not None:
-                one.shared.stamps[part.places] = one.stamps[: len(part.places)]
+            if one.message.to_host and self.shared is not None:
+                self.shared.stamps[one.table[one.done : part.end, 1]] = one.stamps[one.done : part.end]
+            if one.read is not None:
+                one.read.copied(part.end)
+            one.done = part.end
             if part.began is not None and part.ended is not None:
                 part.seconds = float(part.began.elapsed_time(part.ended)) / 1000
             one.seconds += part.seconds
 
-    def _written(self, one: Copies, shared: SharedBlocks) -> int:
+    def _arrived(self, one: Copies, read: BlockRead) -> int:
         """The end of what can be read of another process's blocks. If others will never come, they are given up."""
-        count = shared.written(one.table[one.at :, 1], one.stamps[one.at :])
-        gone = self.others.get(one.message.replica) is not shared or time.perf_counter() - one.since > PATIENCE
-        if count is None or (count == 0 and gone):
+        end = read.arrived(one.at)
+        if end is None or (end == one.at and time.perf_counter() - one.since > PATIENCE):
             one.stale, one.table = True, one.table[: one.at]
-        return one.at + (count or 0)
+        return one.at if end is None else end
 
     @torch.inference_mode()
     def _enqueue(self, one: Copies, end: int) -> None:
         """Copies of the blocks up to `end`, in parts that the staging memory has room for."""
         lane, to_host = one.lane, one.message.to_host
-        memory = self.host if one.shared is None else one.shared.blocks
+        memory, places = (self.host, one.table[:, 1]) if one.read is None else (one.read.memory, one.read.places)
         with torch.cuda.stream(lane.stream):
             for first in range(one.at, end, len(lane.staging)):
-                started, began, last = time.perf_counter(), self._mark(lane), min(first + len(lane.staging), end)
-                places = one.table[first:last, 1]
-                self._copy(lane, memory, one.blocks[first:last], places, to_host=to_host)
-                one.parts.append(Part(places, began, self._mark(lane), time.perf_counter() - started))
+                started, began, last = time.thread_time(), self._mark(lane), min(first + len(lane.staging), end)
+                self._copy(lane, memory, one.blocks[first:last], places[first:last], to_host=to_host)
+                one.parts.append(Part(last, began, self._mark(lane), time.thread_time() - started))
         lane.bytes += (end - one.at) * self._lines.run_bytes
         one.at, one.since = end, time.perf_counter()
 
@@ -266,8 +289,9 @@ class BlockCopier:
 
     def _answer(self, one: Copies) -> None:
         one.lane.seconds += one.seconds
-        if not one.message.to_host and one.shared is not None:  # they may have been written again meanwhile
-            one.stale |= one.shared.written(one.table[:, 1], one.stamps[: one.at]) != one.at
+        if one.read is not None:  # they may have been written again meanwhile
+            one.stale |= not one.read.unchanged(one.at)
+            one.read.close()
         self.answers.append(BlocksCopied(one.message.number, one.seconds, one.stale))
 
     def _mark(self, lane: Lane) -> torch.cuda.Event | None:
@@ -276,12 +300,3 @@ class BlockCopier:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(lane.stream)
         return event
-
-
-def spans(places: Column, most: int) -> Iterator[Span]:
-    """Runs of at most `most` of these numbers that follow one another, by their indices."""
-    first = 0
-    for at in range(1, len(places) + 1):
-        if at == len(places) or at - first == most or places[at] != places[at - 1] + 1:
-            yield first, at
-            first = at

@@ -77,9 +77,9 @@ class BlockFiles:
         self.total = places_in(limit, block_bytes)
         self.block_bytes, self.identity = block_bytes, identity
         self._stride = stride_of(block_bytes)
-        self._lock = lock
         self._index = os.open(folder / "index", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self._blocks, self._direct = open_blocks(folder / "blocks")
+        self._descriptors = [file for file in (self._index, self._blocks, lock) if file is not None]
         self._entries: dict[int, Entry] = {}
         self._writes = 0
         self._emptied = True  # whether the last `wipe` came to its end
@@ -131,6 +131,11 @@ class BlockFiles:
         """Of a block and its key."""
         return zlib.crc32(buffer[: self.block_bytes].data, zlib.crc32(key))
 
+    def missing(self, keys: Sequence[bytes]) -> list[int]:
+        """Numbers of those that no place holds."""
+        there = {entry.key for entry in self._entries.values()}
+        return [number for number, key in enumerate(keys) if key not in there]
+
     def begin(self, places: Iterable[int]) -> None:
         """What these places hold is about to be overwritten."""
         if not self._emptied:
@@ -138,13 +143,15 @@ class BlockFiles:
         for place in places:
             self._entries.pop(place, None)
 
-    def write(self, place: int, buffer: Bytes) -> None:
-        """It counts for nothing before `commit`. buffer: `new_buffer`, with the block in front."""
+    def write(self, place: int, key: bytes, buffer: Bytes) -> int:
+        """It counts for nothing before `commit`, which is told the checksum. buffer: `new_buffer`, with the block in
+        front."""
         assert place not in self._entries
         view, at = buffer.data, place * self._stride
         while len(view):
             done = os.pwrite(self._blocks, view, at)
             view, at = view[done:], at + done
+        return self.checksum(key, buffer)
 
     def commit(self, rows: Sequence[tuple[int, bytes, int]]) -> None:
         """These places, of which each has its key and its checksum, have been written."""
@@ -157,8 +164,8 @@ class BlockFiles:
             os.pwrite(self._index, entry.packed(place), INDEX_START + place * ENTRY.size)
             self._entries[place] = entry
 
-    def drop(self, places: Iterable[int]) -> None:
-        """What these places hold will not be found any more, in a later life neither."""
+    def drop(self, places: Iterable[int], keys: Sequence[bytes] = ()) -> None:
+        """What these places hold will not be found any more, in a later life neither. keys: of a shared store."""
         for place in places:
             self._entries.pop(place, None)
             os.pwrite(self._index, bytes(ENTRY.size), INDEX_START + place * ENTRY.size)
@@ -176,9 +183,8 @@ class BlockFiles:
         self._emptied = True
 
     def close(self) -> None:
-        for file in (self._index, self._blocks, self._lock):
-            if file is not None:
-                os.close(file)
+        while self._descriptors:  # a number that was closed before may be another file's by now
+            os.close(self._descriptors.pop())
 
 
 def open_blocks(path: Path) -> tuple[int, bool]:

@@ -17,11 +17,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-import msgspec
 import torch
 from torch import Tensor
 
-from penstock.engine_core.execution.forward import Forward, StepImages
+from penstock.engine_core.execution.forward import Forward, Sampled, Sampler, StepImages
 from penstock.engine_core.execution.image_slots import ImageSlots
 from penstock.engine_core.execution.input_batch import (
     Column,
@@ -34,7 +33,6 @@ from penstock.engine_core.execution.input_batch import (
     input_padding,
     step_inputs,
 )
-from penstock.engine_core.execution.sampler import Sampled, Sampler
 from penstock.engine_core.execution.transfer import Upload
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.records import NO_DRAFT, NO_MASK, Entries
@@ -51,14 +49,6 @@ HOST_LAYER = 900e-6  # seconds that the host of an H200 took to launch one layer
 HOST_RECURRENCE = 1400e-6  # and those of a recurrent layer
 DEVICE_RATE = 700e12  # FLOP/s that a device reaches in a layer's products
 ABSORBED_RATE = 100e12  # and in attention by absorbed queries: what a prompt of 8,192 on an H200 comes to
-
-
-class GraphStatistics(msgspec.Struct, frozen=True):
-    """Captures and replays since the start."""
-
-    captured: int
-    forward_replays: int
-    sampling_replays: int
 
 
 class Memory:
@@ -279,9 +269,6 @@ class Graphs:
         for what in graphs:
             work = self.forward.work(what) if isinstance(what, Shape) else self.sampling.work(what)
             work()
-
-    def statistics(self) -> GraphStatistics:
-        return GraphStatistics(len(self.forward) + len(self.sampling), self.forward.replays, self.sampling.replays)
 
 
 def nobodys_inputs(columns: Iterable[Tensor], scratch: int) -> StepInputs:

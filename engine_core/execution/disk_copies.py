@@ -1,8 +1,10 @@
-"""Copies of KV blocks between the host's memory and an executor's files, in threads beside everything else.
+"""Copies of KV blocks between the host's memory and a store, in threads beside everything else: an executor's files, or
+one that other servers use as well.
 
-One thread has the messages done in their order; others move their blocks, each through a buffer of its own. Of the
-host's memory they touch a block under their lock and only while the message counts. So the main thread takes the memory
-back at any moment, without waiting for the disk: a read that hangs may end in a buffer that nobody looks at.
+One thread has the messages done in their order; others move their blocks, each through a buffer of its own. A further
+one asks the store for keys, since a sequence waits for the answer. Of the host's memory they touch a block under their
+lock and only while the message counts. So the main thread takes the memory back at any moment, without waiting for the
+store: a read that hangs may end in a buffer that nobody looks at.
 """
 
 from __future__ import annotations
@@ -12,21 +14,24 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Lock, Thread
+from typing import Protocol
 
 import msgspec
 import numpy as np
 
-from penstock.engine_core.execution.block_files import BadBlock, BlockFiles, Bytes
+from penstock.engine_core.execution.block_files import BadBlock, Bytes
 from penstock.protocol.disk_blocks import (
+    BlocksFound,
     BlocksListed,
     BlocksMoved,
     DiskAnswer,
     DiskMessage,
+    FindBlocks,
     ForgetBlocks,
     ListBlocks,
     MoveBlocks,
@@ -41,6 +46,45 @@ THREADS = 8  # that move blocks: an NVMe drive is at its best with as many reque
 NICE = 15  # of these threads: steps come first
 LISTED = 4096  # places that one message lists
 OUTDATED = "the message counts no more"
+
+
+class BlockStore(Protocol):
+    """Where blocks are kept behind the host's memory. All may raise OSError. One thread calls what changes what is
+    there; `read`, `write` and `missing` are called by several. A block that is there already may stay as it is."""
+
+    total: int  # places
+    block_bytes: int
+    identity: bytes  # of what is written: all that a block depends on beside its key
+
+    def entries(self) -> list[tuple[int, bytes]]:
+        """Places that hold something, with its keys; none of a store where blocks are found by keys alone."""
+
+    def missing(self, keys: Sequence[bytes]) -> list[int]:
+        """Numbers of those that are not there."""
+
+    def new_buffer(self) -> Bytes:
+        """Memory for a block, for one of the threads that read and write."""
+
+    def read(self, place: int, key: bytes, buffer: Bytes) -> None:
+        """Raises BadBlock for another block than the one that was stored under this key."""
+
+    def begin(self, places: Iterable[int]) -> None:
+        """Blocks are about to be written there."""
+
+    def write(self, place: int, key: bytes, buffer: Bytes) -> int:
+        """Returns what `commit` is told of it, a checksum."""
+
+    def commit(self, rows: Sequence[tuple[int, bytes, int]]) -> None:
+        """These have been written: place, key, checksum."""
+
+    def drop(self, places: Iterable[int], keys: Sequence[bytes]) -> None:
+        """What these places hold, and what has these keys, is not found any more."""
+
+    def wipe(self, identity: bytes) -> None:
+        """Nothing that is there is found any more. What is written from now on is of this identity."""
+
+    def close(self) -> None:
+        """Nothing is read or written any more."""
 
 
 class DiskStatistics(msgspec.Struct, frozen=True):
@@ -90,13 +134,15 @@ class Told:
 
 
 class DiskCopier:
-    """An executor's blocks on disk. host: the blocks of its host's memory. # uint8 [blocks, block bytes]"""
+    """An executor's blocks on disk, or in a shared store. host: the blocks of its host's memory. # uint8 [blocks, block
+    bytes]"""
 
-    def __init__(self, files: BlockFiles, host: Bytes, threads: int = THREADS) -> None:
+    def __init__(self, files: BlockStore, host: Bytes, threads: int = THREADS) -> None:
         self.files = files
         self._host = host
         self._told = Told()
         self._jobs: SimpleQueue[tuple[int, DiskMessage | Renew] | None] = SimpleQueue()
+        self._questions: SimpleQueue[tuple[int, FindBlocks] | None] = SimpleQueue()
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._outcomes: SimpleQueue[Outcome] = SimpleQueue()
         self._locks = [Lock() for _ in range(threads)]  # of each thread that moves blocks, while it touches the memory
@@ -105,6 +151,7 @@ class DiskCopier:
         for lock in self._locks:
             Thread(target=self._move, args=(lock,), name="disk-block", daemon=True).start()
         Thread(target=self._run, name="disk", daemon=True).start()
+        Thread(target=self._find, name="disk-keys", daemon=True).start()
 
     def fileno(self) -> int:
         """Readable when there are answers, until `collect`."""
@@ -119,7 +166,10 @@ class DiskCopier:
         if message.epoch != self._told.epoch or (isinstance(message, ForgetBlocks) and message.everything):
             self.forget()
             self._told.epoch = message.epoch
-        self._jobs.put((self._told.generation, message))
+        if isinstance(message, FindBlocks):
+            self._questions.put((self._told.generation, message))
+        else:
+            self._jobs.put((self._told.generation, message))
 
     def renew(self) -> None:
         """Weights have changed: nothing that was computed with the others is found any more, and nothing that will be
@@ -151,6 +201,18 @@ class DiskCopier:
     def close(self) -> None:
         """Once everything that was asked for has been done, no thread runs and the files are closed."""
         self._jobs.put(None)
+        self._questions.put(None)
+
+    def _find(self) -> None:
+        while (job := self._questions.get()) is not None:
+            generation, message = job
+            keys, failed = unpack_keys(message.keys), False
+            try:
+                missing = self.files.missing(keys)
+            except OSError as error:
+                warn("store_not_asked", keys=len(keys), error=str(error))
+                missing, failed = list(range(len(keys))), True
+            self._answer(generation, BlocksFound(message.number, np.array(missing, np.int32).tobytes(), failed))
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -180,7 +242,7 @@ class DiskCopier:
             self._wipe(self.files.identity)
             return
         try:
-            self.files.drop(integers(message.places).tolist())
+            self.files.drop(integers(message.places).tolist(), unpack_keys(message.keys))
         except OSError as error:
             warn("disk_not_forgotten", error=str(error))
             self._wipe(self.files.identity)
@@ -242,8 +304,7 @@ class DiskCopier:
             if task.generation != self._told.generation:
                 return Outcome(task, OUTDATED)
             np.copyto(buffer[: self.files.block_bytes], self._host[task.block])
-        self.files.write(task.place, buffer)
-        return Outcome(task, checksum=self.files.checksum(task.key, buffer))
+        return Outcome(task, checksum=self.files.write(task.place, task.key, buffer))
 
     def _load(self, task: Task, buffer: Bytes, lock: Lock) -> Outcome:
         self.files.read(task.place, task.key, buffer)

@@ -11,7 +11,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import msgspec
 import torch
 from torch import Tensor
 
@@ -33,7 +32,7 @@ from penstock.engine_core.execution.cuda_graphs import (
     sampling_shapes,
     shapes,
 )
-from penstock.engine_core.execution.forward import Forward
+from penstock.engine_core.execution.forward import Forward, Sampler
 from penstock.engine_core.execution.input_batch import (
     HostRows,
     entry_columns,
@@ -41,7 +40,6 @@ from penstock.engine_core.execution.input_batch import (
     input_columns,
     input_padding,
 )
-from penstock.engine_core.execution.sampler import Sampler
 from penstock.engine_core.execution.transfer import Upload
 
 LACKED = 2  # positions of a row that the draft model usually lacks: see `StepPlan.drafting`
@@ -70,14 +68,6 @@ def draft_sizes(layers: int, weights: int, sizes: GraphSizes, long_pairs: int = 
         max_context=sizes.max_context,
         long_pairs=long_pairs,
     )
-
-
-class DraftGraphStatistics(msgspec.Struct, frozen=True):
-    """Captures and replays since the start."""
-
-    captured: int
-    first_replays: int
-    turns: int  # replayed
 
 
 class DraftGraphs:
@@ -132,9 +122,6 @@ class DraftGraphs:
         for _ in range(turns - 1):
             graphs.go_on.replay()
         self.replays += turns
-
-    def statistics(self) -> DraftGraphStatistics:
-        return DraftGraphStatistics(len(self.first) + len(self._turns), self.first.replays, self.replays)
 
     def _work(self, size: int) -> tuple[Callable[[], object], Callable[[], object]]:
         """The work of a size's two graphs, over rows of the scratch slot."""

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.execution.cuda_graphs import GraphSizes, absorbed_pairs
 from penstock.engine_core.execution.draft_graphs import DraftGraphs, draft_sizes
-from penstock.engine_core.execution.forward import Forward, Network, StageModel, kv_pages, zeros
+from penstock.engine_core.execution.forward import Forward, Network, Sampler, StageModel, kv_pages, zeros
 from penstock.engine_core.execution.input_batch import (
     Column,
     HostRows,
@@ -30,7 +30,7 @@ from penstock.engine_core.execution.input_batch import (
     input_columns,
     step_inputs,
 )
-from penstock.engine_core.execution.sampler import Sampler
+from penstock.engine_core.execution.long_rows import find_long_rows
 from penstock.engine_core.execution.transfer import Upload
 from penstock.engine_core.models.attention import Pages
 from penstock.engine_core.models.decoder import Decoder
@@ -110,9 +110,9 @@ class Drafting:
             states = graphs.states[: rows.first.entries]
         else:
             first = step_inputs(self._upload.send(input_columns(rows.first)))
-            long_rows = self._forward.long_rows(rows.first, self._upload)
-            longest = self._slots.longest(rows.first)
-            hidden = self._forward.run(first.rows, rows.first.longest, longest, long_rows=long_rows)
+            own, latents = rows.first, self._forward.latents
+            long_rows = find_long_rows(own.query_start, own.starts, self._upload) if latents else None
+            hidden = self._forward.run(first.rows, own.longest, self._slots.longest(own), long_rows=long_rows)
             states = hidden.index_select(0, first.last)
             if graphs is not None and size:
                 graphs.states[: len(states)].copy_(states)

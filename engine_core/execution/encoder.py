@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.execution.encoder_graphs import TowerGraphs
 from penstock.engine_core.execution.forward import zeros
+from penstock.engine_core.execution.input_batch import Column
 from penstock.engine_core.execution.transfer import Upload
 from penstock.engine_core.images.processor_spec import Size
 from penstock.engine_core.models.memory_estimate import GRAPH_PATCHES
@@ -77,6 +79,11 @@ class Encoder:
             last = next(pieces)
             self._pieces = None if last else pieces
             return Piece(began, self._mark(), last)
+
+    def share(self, group: Group, images: Column) -> None:
+        """Give every rank what one has encoded, on the current stream: int32 [images, 3], rank, first row, rows."""
+        for rank, first, count in images.tolist():
+            group.broadcast(self.cache[first : first + count], rank)
 
     def trouble(self) -> str:
         """Once the last piece has finished: why its rows are not to be read, empty where they are."""

@@ -1,4 +1,6 @@
-"""The first half of a step: inputs gathered from the slots, the model's layers, hidden states."""
+"""The two halves of a step. `Forward`: inputs gathered from the slots, the model's layers, hidden states. `Sampler`:
+logits of the entries, their tokens, and the update of the slots.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +15,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.engine_core.distributed.group import Group
+from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.execution.adapter_slots import AdapterSlots
-from penstock.engine_core.execution.input_batch import HostRows
-from penstock.engine_core.execution.long_rows import find_long_rows
 from penstock.engine_core.execution.recurrent_state import RecurrentStates
-from penstock.engine_core.execution.transfer import Upload
 from penstock.engine_core.models.attention import Pages
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.kv_groups import page_places
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.attention import E4M3
 from penstock.kernels.chip import chip_of
-from penstock.kernels.gather import gather_inputs
-from penstock.kernels.records import AttentionBatch, ImageRows, InputRows, LongRows, SlotHistory
+from penstock.kernels.gather import gather_inputs, read_drafts
+from penstock.kernels.logprobs import token_logprobs
+from penstock.kernels.records import (
+    AttentionBatch,
+    Entries,
+    ImageRows,
+    InputRows,
+    LongRows,
+    Processing,
+    SlotHistory,
+    SlotSampling,
+    TokenLogprobs,
+)
+from penstock.kernels.sampling import accept, sample_entries
 
 CACHE_LINE = 64  # bytes
 
@@ -72,7 +83,7 @@ class Forward:
         self._rope_offsets = rope_offsets  # int32 [slots], of a model whose rotary positions are not the tokens'
         # A stage without attention has no pages: any size will do by which its tables cover a slot's tokens.
         covering = -(-history.tokens.shape[1] // self._block_tables[0].shape[-1])
-        self._latents = any(len(pages) == 1 for pages in cache)
+        self.latents = any(len(pages) == 1 for pages in cache)  # layers have some, and expand those of long rows
         self._block_size = next((pages[0].shape[1] for pages in cache if pages), covering)
         self._arrivals: Tensor | None = None
         if chip_of(history.tokens.device).runs_triton:
@@ -86,10 +97,6 @@ class Forward:
         flat = [torch.empty(0, dtype=torch.uint8, device=side.device).set_(side.untyped_storage())
                 for side in found.values()]  # fmt: skip
         return [memory.view(blocks + 1, -1) for memory in flat]
-
-    def long_rows(self, rows: HostRows, upload: Upload) -> LongRows | None:
-        """For `run`: what layers with latents expand of them in a step."""
-        return find_long_rows(rows.query_start, rows.starts, upload) if self._latents else None
 
     def run(
         self, rows: InputRows, max_query: int, max_context: int, chunk_rows: int = 0,
@@ -129,6 +136,70 @@ class Forward:
         own = self._adapters if adapted else None
         with nullcontext() if own is None else own.places.over(own.of_tokens(rows)):
             return self._model.forward(inputs.input_ids, inputs.positions, attention, self._cache)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Samples of a step's entries. Only the answering executor has scores."""
+
+    tokens: Tensor  # int32 [entries], -1 of a row with non-finite logits, REJECTED after a wrong draft
+    scores: TokenLogprobs | None
+
+
+class Sampler:
+    """The model's head over the slots' parameters. Nothing waits for the device, so a graph may hold it.
+
+    own_drafts: whether drafts may be made on the device. counting: whose penalty counts the tokens update, by default
+    all slots with penalties. rate: synthetic acceptance rate of drafts, for benchmarks. group: one of its members
+    samples for all.
+    """
+
+    def __init__(
+        self,
+        model: Network,
+        sampling: SlotSampling,
+        history: SlotHistory,
+        *,
+        own_drafts: bool = False,
+        counting: SlotSampling | None = None,
+        rate: float | None = None,
+        group: Group = ALONE,
+        adapters: AdapterSlots | None = None,
+    ) -> None:
+        self._model = model
+        self._sampling = sampling
+        self._counting = sampling if counting is None else counting
+        self._history = history
+        self._own_drafts = own_drafts
+        self._rate = rate
+        self._group = group
+        self._adapters = adapters
+        self._answers = group.answers
+
+    def run(self, states: Tensor, entries: Entries, *, scored: bool, adapted: bool = False) -> Sampled:
+        """Sample a token for each row of `states  # [entries, hidden]`, and update the slots with those accepted.
+
+        scored: whether any of the slots asks for log-probabilities, or may. adapted: the same of adapters.
+        """
+        sampling, history = self._sampling, self._history
+        if self._own_drafts:
+            entries = read_drafts(entries, history)
+        own = self._adapters if adapted else None
+        with nullcontext() if own is None else own.over_slots(entries.slots):
+            logits = self._model.logits(states)  # [entries, vocabulary]
+        scores = None
+        if self._answers:
+            chosen = sample_entries(logits, entries, sampling, history)
+            tokens = chosen.tokens
+            if scored:
+                processing = Processing(sampling.uses, sampling.temperature, entries.masks, chosen.adjusted)
+                scores = token_logprobs(logits, tokens, entries.slots, sampling.logprobs, processing)
+        else:
+            tokens = torch.empty_like(entries.slots)
+        if self._group.ranks is not None:
+            self._group.broadcast(tokens)
+        accept(tokens, entries, self._counting, history, self._rate)
+        return Sampled(tokens, scores)
 
 
 class StageModel:

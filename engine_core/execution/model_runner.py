@@ -26,7 +26,7 @@ from penstock.engine_core.execution.draft_graphs import DraftGraphs
 from penstock.engine_core.execution.draft_model import Draft, Drafting, DraftRows, attach, draft_rows
 from penstock.engine_core.execution.dummy_runs import with_adapter, with_drafting
 from penstock.engine_core.execution.encoder import Encoder
-from penstock.engine_core.execution.forward import Forward, Network, kv_pages, stage_model
+from penstock.engine_core.execution.forward import Forward, Network, Sampled, Sampler, kv_pages, stage_model
 from penstock.engine_core.execution.image_slots import ImageSlots
 from penstock.engine_core.execution.input_batch import (
     Column,
@@ -40,9 +40,9 @@ from penstock.engine_core.execution.input_batch import (
     step_inputs,
     store_masks,
 )
+from penstock.engine_core.execution.long_rows import find_long_rows
 from penstock.engine_core.execution.pipeline import Pipeline
 from penstock.engine_core.execution.recurrent_state import StateSizes, recurrent_states
-from penstock.engine_core.execution.sampler import Sampled, Sampler
 from penstock.engine_core.execution.step_output import (
     NO_TIMES,
     Launched,
@@ -66,6 +66,7 @@ from penstock.engine_core.models.memory_estimate import image_sizes
 from penstock.engine_core.models.sharding import rank_spec
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.records import Entries
+from penstock.protocol.step_columns import shared_images
 from penstock.protocol.steps import REJECTED, StepMasks, StepPlan, StepResult
 
 FAILED = -1  # the token of non-finite logits
@@ -280,6 +281,8 @@ class Runner:
                 self._images.start(plan.starts)
             if self._states is not None:
                 self._states.start(plan.starts)
+        if plan.images and self.options.encoder is not None:
+            self.options.encoder.share(self.options.group, shared_images(plan.images))
         if self._states is not None and plan.keep:
             self._states.spill(plan.keep)
         rows = self._slots.rows(plan)
@@ -303,9 +306,10 @@ class Runner:
             inputs = self._send_inputs(rows)
             types = self._pools.token_types(plan, rows) if plan.chunks else None
             sent = None if types is None else self._upload.send((types,))[0]
+            latents = self._forward.latents
             hidden = self._forward.run(
                 inputs.rows, rows.longest, self._slots.longest(rows), rows.rows - rows.decoding, sent,
-                self._forward.long_rows(rows, self._upload), adapted=adapted,
+                find_long_rows(rows.query_start, rows.starts, self._upload) if latents else None, adapted=adapted,
                 images=None if images is None or self._images is None else self._images.send(images),
             )  # fmt: skip
             last = inputs.last

@@ -1,12 +1,14 @@
 """Chooses how products of unknown shapes, or on an unknown chip, are cut: by measurement, once.
 
-What was measured is kept in a file for each product, beside Triton's compiled kernels: by chip, Triton, type and shape.
-Files are replaced whole, so any number of processes may read and write them. The rules' way stays where no other is
-faster by more than the noise.
+What was measured is kept in a file for each product, beside Triton's compiled kernels: by chip, Triton, the code that
+says what there is to measure, type and shape. So a release with further ways measures anew. Files are replaced whole,
+and any number of processes may read and write them. The rules' way stays where no other is faster by more than the
+noise.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import threading
@@ -17,6 +19,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from penstock.kernels import grouped_tilings, linear_tilings
 from penstock.kernels.chip import Chip
 from penstock.kernels.grouped_linear import GROUPED
 from penstock.kernels.linear_plans import MeasuredPlan, MeasuredTable, Plans, read
@@ -117,7 +120,13 @@ def measured(product: Product, choices: Iterable[Choice]) -> MeasuredPlan:
 def folder_of(root: Path, chip: Chip, triton: str) -> Path:
     """Where a chip's measured plans are kept. A simulated chip has a folder of its own."""
     flags = "".join(str(int(flag)) for flag in (chip.pdl, chip.tma, chip.wgmma))
-    return root / slug(f"{chip.name}-{chip.num_sms}-{chip.shared_memory}-{flags}-triton{triton}")
+    return root / slug(f"{chip.name}-{chip.num_sms}-{chip.shared_memory}-{flags}-triton{triton}-{ways_digest()}")
+
+
+def ways_digest() -> str:
+    """Of the modules that say which ways a product has."""
+    sources = [Path(str(module.__file__)).read_bytes() for module in (linear_tilings, grouped_tilings)]
+    return hashlib.blake2b(b"".join(sources), digest_size=4).hexdigest()
 
 
 def file_name(plan: MeasuredPlan) -> str:

@@ -7,7 +7,7 @@ not the slot.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import numpy as np
 from llguidance import LLMatcher
@@ -368,16 +368,17 @@ class Guide:
         self.state, self._spot = found, None
 
 
-def go_on(guides: Sequence[Guide], tokens: Sequence[int], aside: Sequence[bool], most: int, long: float) -> list[int]:
+def go_on(
+    guides: Sequence[Guide], tokens: Sequence[int], aside: Sequence[bool], ends: Set[int], most: int, long: float
+) -> list[int]:
     """Have each guide take its token if that leads to a known state where the structure goes on and no more than `most`
-    tokens are forced. Returns the places of the others, which have taken nothing: those set `aside`, and those whose
-    last mask took longer than `long`, are among them. One loop without calls: most constrained rows go through it in
-    every step."""
+    tokens are forced. Returns the places of the others, which have taken nothing: those set `aside`, those whose token
+    is one of `ends`, and those whose last mask took longer than `long`, are among them. One loop without calls: most
+    constrained rows go through it in every step."""
     others: list[int] = []
-    for place, guide in enumerate(guides):
+    for place, (guide, token, left) in enumerate(zip(guides, tokens, aside, strict=True)):
         state = guide.state
-        if state is not None and not aside[place] and guide.seconds <= long:
-            token = tokens[place]
+        if state is not None and not left and token not in ends and guide.seconds <= long:
             known = state.next.get(token)
             if known is None and state.spans is not None:
                 known = state.spans.get(guide._tokens.characters(token))

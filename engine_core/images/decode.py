@@ -18,39 +18,11 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
+from penstock.engine_core.images.formats import FORMAT, WEBP, recognised
 from penstock.engine_core.images.processor_spec import Size
 from penstock.protocol.errors import InvalidRequest
 
-TAKEN = "images are PNG, JPEG or WebP"
-FORMAT, BROKEN, LARGE = "invalid_image_format", "image_parse_error", "image_too_large"  # codes of OpenAI's API
-PNG, JPEG, WEBP = "PNG", "JPEG", "WebP"
-# How files begin, with what they are.
-BEGINNINGS = (
-    (b"\x89PNG\r\n\x1a\n", PNG),
-    (b"\xff\xd8\xff", JPEG),
-    (b"GIF8", "GIF"),
-    (b"II*\0", "TIFF"),
-    (b"MM\0*", "TIFF"),
-    (b"II+\0", "TIFF"),
-    (b"MM\0+", "TIFF"),
-    (b"BM", "BMP"),
-    (b"%PDF", "PDF"),
-    (b"\0\0\1\0", "ICO"),
-    (b"\xff\x0a", "JPEG XL"),
-    (b"\0\0\0\x0cJXL ", "JPEG XL"),
-    (b"\0\0\0\x0cjP  ", "JPEG 2000"),
-    (b"8BPS", "PSD"),
-)
-BRANDS: Mapping[bytes, str] = {
-    b"avif": "AVIF",
-    b"avis": "AVIF",
-    b"heic": "HEIC",
-    b"heix": "HEIC",
-    b"mif1": "HEIF",
-    b"msf1": "HEIF",
-}
-MARKUP = ((b"<svg", "SVG"), (b"<!doctype html", "HTML page"), (b"<html", "HTML page"), (b"<?xml", "XML file"))
-LOOKED_AT = 1024  # bytes that are searched for markup
+BROKEN, LARGE = "image_parse_error", "image_too_large"  # codes of OpenAI's API
 ANIMATION = 2  # flag of a WebP's VP8X chunk
 # How a picture is turned for each value of EXIF's orientation; 1 is upright.
 TURNS: Mapping[int, Image.Transpose] = {
@@ -89,29 +61,6 @@ def decode(data: bytes, most_pixels: int) -> Image.Image:
     with malformed(kind):
         upright = image if turn is None else image.transpose(turn)
         return on_white(upright if upright.mode == "RGB" else upright.convert("RGB"))  # of RGB it makes a copy
-
-
-def recognised(data: bytes) -> str:
-    """Which of the three formats a file is, by its content. Raises InvalidRequest naming others."""
-    if not data:
-        raise InvalidRequest(f"it is empty; {TAKEN}", code="empty_image_file")
-    found = next((name for beginning, name in BEGINNINGS if data.startswith(beginning)), "")
-    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
-        found = WEBP
-    if found in (PNG, JPEG, WEBP):
-        return found
-    if data[4:8] == b"ftyp":
-        found = BRANDS.get(data[8:12], "video, or a still of one")
-    start = data[:LOOKED_AT].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    if start.startswith(b"<"):
-        found = next((name for mark, name in MARKUP if mark in start), found)
-    what = f"it is {article(found)} {found}" if found else "it is none of the formats that this server reads"
-    raise InvalidRequest(f"{what}; {TAKEN}", code=FORMAT)
-
-
-def article(name: str) -> str:
-    """The indefinite article before a name, as it is read aloud."""
-    return "an" if name.startswith(("AVIF", "HTML", "ICO", "SVG", "XML")) else "a"
 
 
 def opened(data: bytes, kind: str) -> ImageFile.ImageFile:

@@ -84,11 +84,6 @@ class BlockLayout(msgspec.Struct, frozen=True, dict=True):
         columns = columns_of(positions, self.block_size)
         return columns * self.full + sum([min(columns, held) for held in self.running])
 
-    def held(self, computed: int, positions: int) -> int:
-        """Blocks held when the next position that may be computed is `computed`, and `positions` have room."""
-        columns = columns_of(positions, self.block_size)
-        return sum([columns - min(columns, first_column(computed, window, self.block_size)) for window in self.windows])
-
     def lasting(self, table: Sequence[int]) -> Iterator[Sequence[int]]:
         """The parts of a table, which is column by column, of the groups that give nothing back."""
         for group, window in enumerate(self.windows):

@@ -2,8 +2,7 @@
 
 A block is free (no content worth keeping), idle (unreferenced, content still findable), held (referenced), or
 quarantined after a failed check. The oldest idle blocks are leaving once a copy of them has been made or begun in the
-host's memory: they go first. Block 0 is the executor's scratch and never appears here. The fence holds blocks and
-slots that a planned step still touches: they are reusable only after that step is applied.
+host's memory: they go first. Block 0 is the executor's scratch and never appears here.
 """
 
 from __future__ import annotations
@@ -278,36 +277,3 @@ class IdleQueue:
         block = self._next[0]
         self.remove(block)
         return block
-
-
-class Fenced(msgspec.Struct, frozen=True):
-    """A block table and its slot, given up while a step may still write through them."""
-
-    blocks: Sequence[int]
-    slot: int
-
-
-class Fence:
-    """Owner of blocks and slots that were given up while a step in flight still touches them."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[int, list[Fenced]] = {}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
-
-    def hold(self, step: int, fenced: Fenced) -> None:
-        """`step` is the last planned step that touches it."""
-        self._waiting.setdefault(step, []).append(fenced)
-
-    def open(self, step: int) -> list[Fenced]:
-        """Entries that waited for this step. Steps are applied in order, so nothing older can be left."""
-        return self._waiting.pop(step, [])
-
-    def tables(self) -> Iterator[Sequence[int]]:
-        for entries in self._waiting.values():
-            for fenced in entries:
-                yield fenced.blocks
-
-    def clear(self) -> None:
-        self._waiting.clear()

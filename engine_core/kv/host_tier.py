@@ -36,7 +36,7 @@ class HostTierStatistics(msgspec.Struct, frozen=True):
 
 
 class DiskTierStatistics(msgspec.Struct, frozen=True):
-    """Counters as of now."""
+    """Counters as of now. A shared store has other ones of what it holds and evicts."""
 
     total: int = 0
     findable: int = 0
@@ -46,6 +46,8 @@ class DiskTierStatistics(msgspec.Struct, frozen=True):
     evicted: int = 0  # forgotten for others
     failed: int = 0  # that could not be written or read, or were not what they should be
     loads: int = 0  # times that a sequence waited for blocks from there
+    lookups: int = 0  # times that a sequence waited to be told what a shared store has
+    failed_lookups: int = 0  # of those, the ones without an answer
 
 
 class HostTier:

@@ -12,7 +12,7 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -47,6 +47,7 @@ UNSERVED: Mapping[str, str] = {
     "alora_invocation_tokens": "adapters that begin at some tokens are not served",
     "arrow_config": "routing among adapters is not served",
     "kasa_config": "KaSA is not served",
+    "monteclora_config": "MonteCLoRA is not served",
 }
 # Ways to begin that change the base's weights, on top of which such an adapter was trained.
 MOVES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -148,7 +149,7 @@ def read_adapter_folder(folder: Path, spec: ModelSpec, max_rank: int, *, experts
         if stored.dtype not in STORED_TYPES:
             raise ModelError(f"{path}: tensor {tensor} is of type {stored.dtype}; {', '.join(STORED_TYPES)} are read")
         pairs.setdefault(module, {})[half] = tensor, stored
-    scaling, found = Scaling(file), {}
+    scaling, found = Scaling(file), dict[str, AdaptedMatrix]()
     for module, halves in pairs.items():
         target = modules.target(module, pairs, parameters)
         if target is None:
@@ -156,6 +157,9 @@ def read_adapter_folder(folder: Path, spec: ModelSpec, max_rank: int, *, experts
         for half in "AB":
             if half not in halves:
                 raise ModelError(f"{path}: tensor base_model.model.{module}.lora_{half}.weight is missing")
+        if (other := found.get(target.name)) is not None:
+            told = f"adapts the same matrix as {other.stored}.lora_A.weight"
+            raise ModelError(f"{path}: tensor base_model.model.{module}.lora_A.weight {told}")
         rank, scale = scaling.of(target.module, max_rank)
         for half, (tensor, stored) in halves.items():
             if stored.shape != (shape := target.shape(half, rank)):
@@ -260,11 +264,15 @@ def matching(found: list[tuple[re.Pattern[str], float]], module: str) -> float |
     return next((value for pattern, value in found if pattern.fullmatch(module)), None)
 
 
-def check_targets(file: ConfigFile, modules: Modules, found: Container[str], path: Path) -> None:
-    """Raise ModelError for a target that names no matrix, and for a matrix that is one and is not in the file. An
-    expression or "all-linear" is taken from the file as it is."""
+def check_targets(file: ConfigFile, modules: Modules, found: Mapping[str, AdaptedMatrix], path: Path) -> None:
+    """Raise ModelError for a target that names no matrix, for a matrix that is one and is not in the file, and for one
+    that is there and is none. What an expression or "all-linear" means is taken from the file as it is."""
     targets = file.get("target_modules")
     if isinstance(targets, str):
+        try:
+            re.compile(targets)
+        except re.error as error:
+            raise file.error("target_modules", f"it is not a regular expression: {error}") from None
         return
     if not isinstance(targets, list) or not all(type(target) is str for target in targets):
         raise file.error("target_modules", "a list of modules' names is expected, or an expression")
@@ -272,11 +280,19 @@ def check_targets(file: ConfigFile, modules: Modules, found: Container[str], pat
     layers = kept if isinstance(kept, list) else [] if kept is None else [kept]
     if not all(type(layer) is int for layer in layers):
         raise file.error("layers_to_transform", "a layer's number is expected, or a list of them")
+    meant = {name for name, matrix in found.items() if matrix.experts}  # by target_parameters
     for target in targets:
         own = dict(modules.wanted(target))
         if not own:
             raise file.error("target_modules", f"{target} names no matrix of the model's text layers that is served")
-        for module, name in () if excluded else own.items():
+        for module, name in own.items():
             layer = LAYER.search(module)
-            if name not in found and (not layers or layer is None or int(layer[1]) in layers):
+            if layers and layer is not None and int(layer[1]) not in layers:
+                continue
+            meant.add(name)
+            if name not in found and not excluded:
                 raise ModelError(f"{path}: {CONFIG} has {target} as a target, and no tensor adapts {module}")
+    for name, matrix in found.items():
+        if name not in meant:
+            why = f"adapts what is no target of {CONFIG}, by its target_modules and layers_to_transform"
+            raise ModelError(f"{path}: tensor {matrix.stored}.lora_A.weight {why}")

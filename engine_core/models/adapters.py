@@ -146,7 +146,7 @@ def routed(block: Block) -> SparseMlp | None:
 
 
 def linears(block: Block) -> Iterator[tuple[str, Linear]]:
-    """The products of a layer that are Linears, each with the name of the part that it belongs to."""
+    """The products of a layer that are Linears, each once, with the name of the part that it belongs to."""
     parts: list[tuple[str, object]] = [("self_attn", block.attention)]
     if block.spec.recurrence is not None:
         parts.append((block.spec.recurrence.place, block.recurrence))
@@ -157,6 +157,6 @@ def linears(block: Block) -> Iterator[tuple[str, Linear]]:
     else:
         parts.append(("mlp", block.mlp))
     for name, part in parts:
-        for value in () if part is None else vars(part).values():
-            if isinstance(value, Linear):
-                yield name, value
+        held = () if part is None else vars(part).values()
+        for product in dict.fromkeys(value for value in held if isinstance(value, Linear)):  # `reader` is one of them
+            yield name, product

@@ -26,7 +26,7 @@ from penstock.engine_core.models.quantization.weight_format import SCALE_TYPES
 from penstock.engine_core.models.quantized_matrix import Owner
 from penstock.engine_core.models.rope import head_order
 from penstock.kernels.attention import paged_attention, prepare_attention
-from penstock.kernels.quantized import RowFormat, Rows
+from penstock.kernels.quantized import Rows
 from penstock.kernels.records import AttentionBatch, AttentionOptions, HeadNorms, Rotation
 from penstock.kernels.rope import rotate_and_store
 from penstock.kernels.varlen_attention import varlen_attention
@@ -132,6 +132,7 @@ class SelfAttention:
             parts = parts[: -1 - spec.kv_shared]
         fused = "qkv_proj" if spec.fused else ""
         self.qkv = Linear(parts, inputs or hidden, placement, bias=spec.qkv_bias, fused=fused, formats=spec.formats)
+        self.reader = self.qkv
         self.output = Linear(
             (whole("o_proj", hidden),), spec.heads * spec.head_dim, placement, bias=spec.output_bias, split_inputs=True,
             formats=spec.formats,
@@ -155,11 +156,6 @@ class SelfAttention:
         self.kv_scales = KvScales(spec, placement) if spec.kv_fp8 else None
         kv_scales = None if self.kv_scales is None else self.kv_scales.held
         self.options = AttentionOptions(scale, spec.window, spec.softcap, self.sinks, kv_scales)
-
-    @property
-    def rows(self) -> RowFormat | None:
-        """What x may be rounded to before."""
-        return self.qkv.rows
 
     def forward(self, x: Rows, rotation: Rotation, batch: AttentionBatch, pages: Pages) -> Tensor:
         """`[tokens, inputs] -> [tokens, hidden]`, this rank's partial sum."""

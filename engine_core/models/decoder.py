@@ -40,7 +40,7 @@ from penstock.engine_core.models.short_convolution import ShortConvolution
 from penstock.engine_core.models.spec import ModelSpec, stored_name
 from penstock.kernels.chip import chip_of
 from penstock.kernels.linear import linear
-from penstock.kernels.quantized import RowFormat, Rows
+from penstock.kernels.quantized import Rows
 from penstock.kernels.records import AttentionBatch, ImageRows, Rotation
 from penstock.kernels.rope import gather_rotation
 from penstock.kernels.states import LayerState
@@ -82,8 +82,8 @@ class Block:
         scale = self.scale
         if mixers := [mixer for mixer in (self.attention, self.recurrence) if mixer is not None]:
             both = len(mixers) > 1
-            rows = None if both or self.spec.parallel else mixers[0].rows
-            x, residual = self.join(self.attention_norm, delta, residual, rows, partial=partial, scale=scale)
+            reader = None if both or self.spec.parallel else mixers[0].reader
+            x, residual = self.join(self.attention_norm, delta, residual, reader, partial=partial, scale=scale)
             delta = self.mix(x, rotation, batch, pages, state)
             if self.spec.parallel:
                 assert isinstance(self.mlp, Mlp | SparseMlp), "beside attention"
@@ -96,7 +96,7 @@ class Block:
         if self.mlp is None:
             assert residual is not None, "a layer has a part"
             return delta, residual
-        x, residual = self.join(self.mlp_norm, delta, residual, self.mlp.rows, partial=partial, scale=scale)
+        x, residual = self.join(self.mlp_norm, delta, residual, self.mlp.reader, partial=partial, scale=scale)
         norm = self.mlp_output_norm
         if isinstance(self.mlp, SeparateMlps):
             delta = self.mlp.forward(x, residual)
@@ -132,16 +132,17 @@ class Block:
         return attended.mul_(of_attention).add_(found, alpha=of_recurrence)
 
     def join(
-        self, norm: Norm | None, delta: Tensor, residual: Tensor | None, rows: RowFormat | None, *, partial: bool,
+        self, norm: Norm | None, delta: Tensor, residual: Tensor | None, reader: Linear | None, *, partial: bool,
         scale: float,
     ) -> tuple[Rows, Tensor]:  # fmt: skip
-        """What the next part reads, and the stream: they are the same without a norm. rows: what that part's products
-        want."""
+        """What the next part reads, and the stream: they are the same without a norm. reader: the part's product, where
+        it alone reads this; it may want it rounded."""
         if residual is None:
             return (delta if norm is None else norm.forward(delta)), delta
         shared = partial and self.group.ranks is not None
         if norm is not None:
-            if rows is not None and not (shared or self.post_norm):
+            rows = None if reader is None or shared or self.post_norm else reader.rows
+            if rows is not None:
                 return norm.add_rounded(delta, residual, rows, scale)
             normed, total = norm.add(delta, residual, partial=partial, scale=scale)
             return normed, normed if self.post_norm else total
@@ -192,7 +193,9 @@ class Decoder:
         self.first = first
         group = placement.group
         looked_up = group.begins or (group.ends and (spec.tied or spec.headless or head))
-        self.embedding = Embedding(spec, placement) if looked_up else None
+        tokens, scale = vocabulary("embed_tokens", spec.vocab_size, placement), spec.body.embedding_scale
+        read_off = group.ends and (spec.tied or spec.headless) and not spec.encoder
+        self.embedding = Embedding(tokens, spec.hidden, placement, scale, read_off=read_off) if looked_up else None
         self.input = InputEmbedding(spec, placement) if spec.body.embedding.joined else None
         self.by_layer = LayerEmbedding(spec, placement) if spec.body.embedding.layer_inputs else None
         scale, post_norm = spec.body.residual_scale, spec.body.post_norm
@@ -248,7 +251,10 @@ class Decoder:
         residual: Tensor | None = None
         aux_states: list[Tensor] = []
         if stream is None:
-            delta = self.embed(input_ids, attention.images)
+            assert self.embedding is not None, "the first stage"
+            delta = self.embedding.forward(input_ids)
+            if attention.images is not None:
+                delta = attention.images.instead(delta)
             if self.input is not None:
                 delta = self.input.forward(delta, positions, attention.token_types)
         else:
@@ -284,12 +290,6 @@ class Decoder:
         if residual is None:
             return self.norm.forward(delta), aux_states
         return self.norm.add(delta, residual, partial=partial, scale=self.spec.body.residual_scale)[0], aux_states
-
-    def embed(self, input_ids: Tensor, images: ImageRows | None) -> Tensor:
-        """`[tokens] -> [tokens, hidden]`: rows of the vocabulary, and those of images as they are."""
-        assert self.embedding is not None, "the first stage"
-        found = self.embedding.forward(input_ids)
-        return found if images is None else images.instead(found)
 
     @property
     def deepstack(self) -> int:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, gelu
 
-from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.models.layer_spec import LayerSpec
 from penstock.engine_core.models.layers import (
     Destination,
@@ -30,24 +29,30 @@ TABLE, PROJECTION, NORM = "embed_tokens_per_layer", "per_layer_model_projection"
 
 
 class Embedding(Owner):
-    """Rows of the vocabulary, times the model's scale; tied models read logits off them too, so they lie row by row on
-    every device.
+    """A row for each token of the vocabulary, times a scale. Tied models read logits off them too (`read_off`), so they
+    lie row by row on every device.
 
-    A rank has a share of the rows, and zeros for the others' tokens: the sum over the ranks is exact.
+    A rank has a part of the rows, and zeros for the others' tokens: the sum over the ranks is exact.
     """
 
-    def __init__(self, spec: ModelSpec, placement: Placement) -> None:
-        self.part = vocabulary("embed_tokens", spec.vocab_size, placement)
+    def __init__(self, part: Part, width: int, placement: Placement, scale: float, *, read_off: bool = False) -> None:
+        self.part = part
         self.group = placement.group
-        self.scale = torch.tensor(spec.body.embedding_scale, dtype=placement.dtype).item()  # as it is multiplied with
-        self.weight = torch.empty(self.part.share, spec.hidden, dtype=placement.dtype, device=placement.device)
-        self.weight[self.part.held :].zero_()
+        self.scale = torch.tensor(scale, dtype=placement.dtype).item()  # as it is multiplied with
+        self.weight = placement.matrix(part.share, width)
+        self.weight[part.held :].zero_()
         self.operand: Operand = self.weight  # of the products that give logits
-        self.read_off = self.group.ends and (spec.tied or spec.headless) and not spec.encoder
+        self.read_off = read_off
 
     def forward(self, ids: Tensor) -> Tensor:
-        """`[tokens] -> [tokens, hidden]`."""
-        found = look_up(ids, self.weight, self.part, self.group)
+        """`[tokens] -> [tokens, width]`."""
+        if self.group.size == 1:
+            found = embedding(ids, self.weight)
+        else:
+            local = ids - self.part.start
+            others = (local < 0) | (local >= self.part.share)
+            found = embedding(local.masked_fill(others, 0), self.weight)
+            found = self.group.all_reduce(found.masked_fill(others[:, None], 0.0))
         return found if self.scale == 1.0 else found * self.scale
 
     def pack(self) -> None:
@@ -63,20 +68,10 @@ class Embedding(Owner):
         return 0 if self.operand is self.weight else self.weight.nbytes
 
     def destinations(self) -> Destinations:
-        held, hidden = self.part.held, self.weight.shape[1]
+        held, width = self.part.held, self.weight.shape[1]
         weight = self.weight[:held] if held else None
         owner = self if self.read_off else None
-        yield "weight", Destination(weight, (self.part.outputs, hidden), 0, self.part.start, hidden, owner=owner)
-
-
-def look_up(ids: Tensor, weight: Tensor, part: Part, group: Group) -> Tensor:
-    """Rows of a table of which each rank has a part."""
-    if group.size == 1:
-        return embedding(ids, weight)
-    local = ids - part.start
-    others = (local < 0) | (local >= part.share)
-    found = embedding(local.masked_fill(others, 0), weight)
-    return group.all_reduce(found.masked_fill(others[:, None], 0.0))
+        yield "weight", Destination(weight, (self.part.outputs, width), 0, self.part.start, width, owner=owner)
 
 
 class InputEmbedding:
@@ -106,16 +101,13 @@ class InputEmbedding:
 
 
 class LayerEmbedding:
-    """A part for each layer, made of a table of its own and of the embedding. A rank has some rows of the table."""
+    """A part for each layer, made of a table of its own and of the embedding."""
 
     def __init__(self, spec: ModelSpec, placement: Placement) -> None:
         own = spec.body.embedding
         self.width = spec.blocks[0].layer_input
-        self.group = placement.group
-        self.part = vocabulary(TABLE, own.layer_rows, placement)
-        self.table = placement.matrix(self.part.share, own.layer_inputs)
-        self.table[self.part.held :].zero_()
-        self.scale = torch.tensor(self.width**0.5, dtype=placement.dtype).item()  # as it is multiplied with
+        rows = vocabulary(TABLE, own.layer_rows, placement)
+        self.table = Embedding(rows, own.layer_inputs, placement, self.width**0.5)
         self.projection = Linear((whole(PROJECTION, own.layer_inputs),), spec.hidden, placement, bias=False)
         self.root = spec.hidden**-0.5
         self.norm = Norm(self.width, spec.norm, placement)
@@ -124,14 +116,11 @@ class LayerEmbedding:
         """`[tokens], [tokens, hidden] -> [tokens, layers, width]`."""
         projected = self.projection.forward(embedded).mul_(self.root)
         normed = self.norm.forward(projected.view(-1, self.width)).view_as(projected)
-        found = look_up(ids, self.table, self.part, self.group) * self.scale
-        return normed.add_(found).mul_(2**-0.5).view(len(ids), -1, self.width)
+        return normed.add_(self.table.forward(ids)).mul_(2**-0.5).view(len(ids), -1, self.width)
 
     def destinations(self) -> Destinations:
         """By names within the model."""
-        held, shape = self.part.held, (self.part.outputs, self.table.shape[1])
-        yield f"{TABLE}.weight", Destination(self.table[:held] if held else None, shape, 0, self.part.start, shape[1])
-        yield from named(("", self.projection), (f"{NORM}.", self.norm))
+        return named((f"{TABLE}.", self.table), ("", self.projection), (f"{NORM}.", self.norm))
 
 
 class LayerInput:

@@ -28,7 +28,7 @@ from penstock.engine_core.models.quantized_matrix import Owner, QuantizedMatrix
 from penstock.engine_core.models.rope import head_order
 from penstock.kernels.latent_attention import latent_attention, multiply_heads, store_latents
 from penstock.kernels.latent_expansion import attend_expanded, others_of
-from penstock.kernels.quantized import GroupedWeight, RowFormat, Rows
+from penstock.kernels.quantized import GroupedWeight, Rows
 from penstock.kernels.records import AttentionBatch, Rotation
 
 INNER_NORM = NormSpec(eps=1e-6)  # of latents, whatever config.json says of the others: as in transformers
@@ -98,6 +98,7 @@ class LatentAttention:
         key = Part("kv_a_proj_with_mqa", spec.head_dim, spec.head_dim, 0, shared, spec.head_dim)
         first = whole("q_a_proj", latent.q_rank) if latent.q_rank else queries
         self.inputs = Linear((first, key), hidden, placement, bias=spec.qkv_bias, formats=spec.formats)
+        self.reader = self.inputs
         self.widths = [first.share, latent.rank, latent.rope_dim]
         self.query_norm: Norm | None = None
         self.queries: Linear | None = None
@@ -112,11 +113,6 @@ class LatentAttention:
         )  # fmt: skip
         self.scale = spec.scale or latent.query_dim**-0.5
         self.kv_scales = None
-
-    @property
-    def rows(self) -> RowFormat | None:
-        """What x may be rounded to before."""
-        return self.inputs.rows
 
     def forward(self, x: Rows, rotation: Rotation, batch: AttentionBatch, pages: Pages) -> Tensor:
         """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum."""

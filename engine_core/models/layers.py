@@ -347,8 +347,9 @@ class Linear(Owner):
     @property
     def rows(self) -> RowFormat | None:
         """What x may be rounded to before; None: it comes as it is."""
-        adapts = self.adapted is not None and self.adapted.active
-        return rows_wanted(self.operands[0]) if len(self.operands) == 1 and not adapts else None
+        if not self.matrices or len(self.operands) > 1 or (self.adapted is not None and self.adapted.active):
+            return None
+        return rows_wanted(self.operands[0])
 
     def forward(self, x: Rows) -> Tensor:
         """`[tokens, inputs] -> [tokens, outputs]`."""

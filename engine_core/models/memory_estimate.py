@@ -159,7 +159,7 @@ def check_blocks(shape: CacheShape, blocks: int, option: str, value: object) -> 
     has = f"the KV cache has room for {fits} tokens ({max(0, blocks)} blocks of {shape.block_size})"
     wish = f"one request of {shape.max_model_len} tokens needs {shape.request_blocks} blocks ({need} bytes)"
     if fits:
-        length = shape.max_model_len if shape.length_given else 0
+        length = shape.max_model_len if shape.length_given else None
         raise ConfigError("--max-model-len", length, f"{has}, but {wish}; give at most {fits}, or raise {option}")
     raise ConfigError(option, value, f"{has}, but {wish}")
 

@@ -21,7 +21,7 @@ from penstock.engine_core.models.low_rank import AdaptedExperts
 from penstock.engine_core.models.quantized_experts import ExpertShare, QuantizedExperts
 from penstock.kernels.activation import SILU, activate
 from penstock.kernels.experts import expert_mlp, route
-from penstock.kernels.quantized import RowFormat, Rows
+from penstock.kernels.quantized import Rows
 from penstock.kernels.records import Activation, ExpertBiases, Routes, Routing
 
 
@@ -37,13 +37,9 @@ class Mlp:
         self.gate_up = Linear(
             gate_up, hidden, placement, bias=spec.bias, fused=fused, backwards=spec.up_first, formats=spec.formats
         )
+        self.reader = self.gate_up
         down, bias = (whole("down_proj", hidden),), spec.bias or spec.down_bias
         self.down = Linear(down, spec.width, placement, bias=bias, split_inputs=True, formats=spec.formats)
-
-    @property
-    def rows(self) -> RowFormat | None:
-        """What x may be rounded to before."""
-        return self.gate_up.rows
 
     def forward(self, x: Rows) -> Tensor:
         """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum."""
@@ -67,6 +63,7 @@ class SparseMlp:
         self.spec = spec
         self.hidden = hidden
         self.router = Linear((whole("gate", spec.count),), hidden, placement, bias=spec.router_bias)
+        self.reader: Linear | None = None  # the router reads x as it is
         bias = torch.empty(spec.count, dtype=torch.float32, device=placement.device) if spec.routing.bias else None
         own = spec.routing
         self.routing = Routing(
@@ -96,11 +93,6 @@ class SparseMlp:
         self.shared = Mlp(spec.shared, hidden, placement) if spec.shared is not None else None
         gate = (whole(f"{spec.shared_name}_gate", 1),)
         self.shared_gate = Linear(gate, hidden, placement, bias=False) if spec.shared_gate else None
-
-    @property
-    def rows(self) -> RowFormat | None:
-        """The router reads x as it is."""
-        return None
 
     def forward(self, x: Rows) -> Tensor:
         """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum."""
@@ -195,14 +187,10 @@ class SeparateMlps:
         self.spec = spec
         self.root = hidden**-0.5
         self.dense = Mlp(spec.shared, hidden, placement)
+        self.reader = self.dense.reader
         self.sparse = SparseMlp(replace(spec, shared=None), hidden, placement)
         self.norms = {name: Norm(hidden, norm, placement) for name in APART_NORMS}
         self.shares = placement.vector(spec.count)
-
-    @property
-    def rows(self) -> RowFormat | None:
-        """What the dense MLP's x may be rounded to before."""
-        return self.dense.rows
 
     def forward(self, x: Rows, stream: Tensor) -> Tensor:
         """`[tokens, hidden] -> [tokens, hidden]`, the sum of all ranks. x: what the dense MLP reads, a norm of the

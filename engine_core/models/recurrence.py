@@ -9,7 +9,7 @@ from torch import Tensor
 
 from penstock.engine_core.models.layers import Destination, Destinations, Linear, Part, Placement, named, whole
 from penstock.engine_core.models.recurrence_spec import RecurrenceSpec
-from penstock.kernels.quantized import RowFormat, Rows
+from penstock.kernels.quantized import Rows
 from penstock.kernels.states import LayerState, StateBatch
 
 Spec = TypeVar("Spec", bound=RecurrenceSpec)
@@ -26,6 +26,7 @@ class Recurrence(ABC, Generic[Spec]):
         self.share = spec.share(placement.size)
         self.rank = placement.rank
         self.inputs = Linear(inputs, hidden, placement, bias=bias, formats=spec.formats)
+        self.reader = self.inputs
         self.output = Linear(
             (whole(spec.output, hidden),), spec.products(hidden)[spec.output][1], placement, bias=bias,
             split_inputs=True, formats=spec.formats,
@@ -33,11 +34,6 @@ class Recurrence(ABC, Generic[Spec]):
         channels = sum(self.share.mixed)
         self.filters = placement.matrix(channels, spec.width)
         self.bias = placement.vector(channels) if conv_bias else None
-
-    @property
-    def rows(self) -> RowFormat | None:
-        """What x may be rounded to before."""
-        return self.inputs.rows
 
     @abstractmethod
     def forward(self, x: Rows, batch: StateBatch, state: LayerState) -> Tensor:

@@ -52,7 +52,6 @@ QUANTIZATION = "--quantization"
 TEXT = "text_config"  # where a model of text and images has the numbers of its text half
 # Keys beside TEXT that are about the whole model.
 OUTER = ("tie_word_embeddings", "dtype", "torch_dtype", "quantization_config", "quantization", "auto_map")
-TOKENS = ("bos_token_id", "eos_token_id")
 MROPE = "mrope"  # also how its settings begin
 # Tensors beside the text half of a model of text and images or audio.
 ENCODERS = (
@@ -75,8 +74,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     max_position: int  # length served by default
     longest: int  # length that may be asked for
     dtype: str  # of the checkpoint
-    bos_token_id: int | None
-    eos_token_ids: tuple[int, ...]
     headless: bool = False  # it has no output embedding, own or tied: it makes vectors alone
     names: tuple[tuple[str, str], ...] = ()  # as of Family
     unread: tuple[str, ...] = ()  # beginnings of names of tensors that are part of the checkpoint, and not of this
@@ -296,8 +293,7 @@ def text_half(file: ConfigFile, family: Family) -> ConfigFile:
                 f"{file.path}: {TEXT} is of {kind!r}; Penstock serves {' and '.join(served)} in {named[0]}"
             )
         outer = {key: file.values[key] for key in OUTER if key in file.values}
-        tokens = {key: file.values[key] for key in TOKENS if file.values.get(key) is not None}
-        values = {**inner, **outer, **tokens}
+        values = {**inner, **outer}
     else:
         values = dict(file.values)
     for key in ROPE_KEYS:
@@ -382,8 +378,6 @@ def decoder_spec(file: ConfigFile, family: Family, known: Collection[str] = ()) 
         max_position=max_position,
         longest=int(max_position * dynamic),
         dtype=read_dtype(file),
-        bos_token_id=next(iter(file.token_ids("bos_token_id")), None),
-        eos_token_ids=file.token_ids("eos_token_id"),
         names=family.names,
         unread=(*body.unread, *(ENCODERS if family.wrappers else ())),
         classifier=read_classifier(file, family, body),

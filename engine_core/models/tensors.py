@@ -27,7 +27,7 @@ from penstock.engine_core.models.quantization.weight_format import Formats, Weig
 from penstock.engine_core.models.recurrence_spec import RecurrenceSpec
 from penstock.engine_core.models.spec import OUTPUT, ModelSpec, stored_name
 from penstock.engine_core.models.vision_kinds import vision_shapes
-from penstock.engine_core.models.weight_files import LEFTOVER, WantedTensor, check_tensors, read_names
+from penstock.engine_core.models.weight_files import FREQUENCIES, LEFTOVER, WantedTensor, check_tensors, read_names
 from penstock.protocol.errors import ModelError
 
 PREFIX = "model."
@@ -104,7 +104,8 @@ def leftover(spec: ModelSpec, others: Collection[str] = ()) -> re.Pattern[str]:
         unread += found.unread
         if (scheme := found.kv_scheme) is not None:  # of a cache that may be in another type
             unread += [rf"\.{re.escape(name)}\Z" for name in (scheme.keys, scheme.values)]
-    return re.compile("|".join([LEFTOVER.pattern, *unread, *others]))
+    first = LEFTOVER if spec.head_form is None else FREQUENCIES  # beside quantized numbers others would be passed over
+    return re.compile("|".join([first.pattern, *unread, *others]))
 
 
 def unread_tensors(spec: ModelSpec, names: Set[str]) -> dict[str, int]:

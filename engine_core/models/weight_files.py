@@ -28,7 +28,8 @@ STORED_INTEGERS = ("I64", "I32")
 METADATA = "__metadata__"
 BITS = re.compile(r"[A-Z]+(\d+)(?:_\w+)?")  # of a type, in its name: BF16, F8_E4M3
 # What a checkpoint may carry beyond the model: frequencies, computed here, and the output embedding of a tied model.
-LEFTOVER = re.compile(r"(\.rotary_emb\.inv_freq|^(model\.)?(language_model\.)?lm_head\.weight)\Z")
+FREQUENCIES = re.compile(r"\.rotary_emb\.inv_freq\Z")
+LEFTOVER = re.compile(rf"{FREQUENCIES.pattern}|^(model\.)?(language_model\.)?lm_head\.weight\Z")
 AGAIN = "download it again"
 
 

@@ -66,7 +66,7 @@ class AdapterPlaces:
         self._holdings: dict[str, Holding] = {}
         self._loading: dict[int, Holding] = {}
         self._places: list[Holding | None] = [None] * places  # the first has number 1
-        self._changes: list[tuple[int, int]] = []  # of the plan that is being made
+        self.changes: list[tuple[int, int]] = []  # of the plan that is being made: numbers and their places
         self._emptied: dict[Holding, None] = {}  # their places are, in this pass
         self._pass = self._turn = self._number = 0
         self._loads = self._failures = self._copies = 0
@@ -127,10 +127,8 @@ class AdapterPlaces:
 
     def take_changes(self) -> bytes:
         """`StepPlan.adapters` of the plan that is being made."""
-        if not self._changes:
-            return b""
-        changes = np.array(self._changes, np.int32).tobytes()
-        self._changes.clear()
+        changes = np.array(self.changes, np.int32).tobytes()
+        self.changes.clear()
         return changes
 
     def loaded(self, number: int, executor: int, error: str) -> Adapter | None:
@@ -156,7 +154,7 @@ class AdapterPlaces:
         assert not any(holding.users for holding in self._holdings.values())
         self._holdings.clear()
         self._loading.clear()
-        self._changes.clear()
+        self.changes.clear()
         self._emptied.clear()
         self.messages.clear()
         self._places = [None] * len(self._places)
@@ -221,5 +219,5 @@ class AdapterPlaces:
             if not before.held:
                 del self._holdings[before.adapter.identity]
         self._places[place - 1], holding.place, holding.since = holding, place, math.inf
-        self._changes.append((holding.number, place))
+        self.changes.append((holding.number, place))
         self._copies += 1

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from penstock.engine_core.kv.block_layout import HOLDS_ALL, NO_BLOCK, columns_of
 from penstock.engine_core.kv.prefix_index import extend
 from penstock.engine_core.scheduling.disaggregation import transfer_of, transfer_places
-from penstock.engine_core.scheduling.disk_tier import load_prefix, may_load, waits_for_disk
+from penstock.engine_core.scheduling.disk_tier import load_prefix, look_up, may_load, waits_for_disk
 from penstock.engine_core.scheduling.host_tier import (
     FindPlace,
     copying_blocks,
@@ -37,6 +37,7 @@ from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.scheduling.request_queue import rank
 from penstock.engine_core.scheduling.running_batch import Ints, RunningBatch, blocks_at_end
 from penstock.engine_core.scheduling.state import SchedulerState
+from penstock.protocol.control import PauseMode
 from penstock.protocol.messages import Finish
 from penstock.protocol.steps import NO_STATE
 
@@ -182,6 +183,8 @@ class Admissions:
         if host is None:
             return False
         columns, transfer = len(found) // groups, transfer_of(state, sequence)
+        if transfer is None and look_up(state, host, sequence, columns, most):
+            return True
         if transfer is None and may_load(host, sequence):
             table = self._beyond(find_anywhere(host), sequence, columns, most)
             if load_prefix(state, host, sequence, table, columns):
@@ -265,7 +268,7 @@ class Admissions:
         state.queue.enter(sequence, len(sequence.tokens) - reused)
         sequence.blocks = found
         sequence.borrowed = sequence.cached = len(found) // state.kv.layout.groups
-        slot = state.slots.enter(sequence, sequence.request.root is not None)
+        slot = state.slots.enter(sequence)
         forget_waiting(state, sequence)
         if sequence.request.adapter is not None:
             state.adapters.enter(sequence.request.adapter)
@@ -338,9 +341,10 @@ def reasons(state: SchedulerState) -> dict[str, int]:
     the one after that.
     """
     waiting = len(state.queue)
-    if waiting and (state.steps.pause.closed or not state.steps.pause.plans):
+    pause = state.steps.pause
+    if waiting and (pause.closed or pause.frozen or pause.mode not in (None, PauseMode.WAIT)):
         return {"pause": waiting}
-    held = {"pause": len(state.steps.pause.held)} if state.steps.pause.held else {}
+    held = {"pause": len(pause.held)} if pause.held else {}
     if not waiting:
         return held
     first = tuple(islice(state.queue, LOOKAHEAD))

@@ -50,6 +50,7 @@ def hand_over(state: SchedulerState, sequence: Sequence) -> None:
                 state.steps.weights,
                 np.array(places, np.int32).tobytes(),
                 np.array(stamps, np.int64).tobytes(),
+                host.transfers.addresses,
             )
     state.outboxes[request.source].tell(Prefilled(request.message.id, transfer))
 

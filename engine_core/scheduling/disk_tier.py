@@ -10,7 +10,14 @@ or hangs. Blocks on the device that the prefix begins with are not held meanwhil
 memory.
 
 The executors' disks outlive them. A group that has come up says what is there (`ListBlocks`); what all of its members
-have can be found. No token depends on any of this: what cannot be read is computed.
+have can be found.
+
+A store that other servers use as well (Mooncake) lists nothing. A sequence asks it for the blocks that its prefix goes
+on with (`FindBlocks`), once each time that it is queued, and waits as long as it would wait for a disk. What all
+executors find is remembered in the places, as if it had been listed, and is read like blocks on disk. The store evicts
+as it likes: what is no longer there by then is computed.
+
+No token depends on any of this: what cannot be read is computed.
 """
 
 from __future__ import annotations
@@ -23,13 +30,24 @@ from penstock.engine_core.kv.block_layout import NO_BLOCK
 from penstock.engine_core.kv.host_tier import NO_BLOCK as NO_ROOM
 from penstock.engine_core.kv.host_tier import DiskTierStatistics
 from penstock.engine_core.kv.prefix_index import in_group
-from penstock.engine_core.scheduling.host_tier import OVERHEAD, PATIENCE, key_of, mean, next_number
+from penstock.engine_core.scheduling.host_tier import OVERHEAD, PATIENCE, RETRY, key_of, mean, next_number
 from penstock.engine_core.scheduling.request import Sequence
-from penstock.engine_core.scheduling.state import DiskCopies, HostCopies, Listing, Load, SchedulerState, Store
+from penstock.engine_core.scheduling.state import (
+    DiskCopies,
+    HostCopies,
+    Listing,
+    Load,
+    Lookup,
+    Rest,
+    SchedulerState,
+    Store,
+)
 from penstock.protocol.disk_blocks import (
+    BlocksFound,
     BlocksListed,
     BlocksMoved,
     DiskAnswer,
+    FindBlocks,
     ForgetBlocks,
     ListBlocks,
     MoveBlocks,
@@ -43,8 +61,8 @@ STORE_BLOCKS = 32  # of one of them: a read waits for no more
 MOST_LOADS = 8  # messages that ask for blocks to be read, at once: a sequence that is one too many computes
 LOAD_SHARE = 2  # the part of the host's memory that is read into at once is 1 / LOAD_SHARE
 LEAST_PATIENCE = 0.2  # seconds that a sequence waits for a disk at least
-RETRY = 30.0  # seconds after which a disk that was too slow is tried again
-LONGEST_REST = 64.0  # seconds without a write after writes that failed
+MOST_LOOKUPS = 8  # messages that ask a shared store for keys, at once: further sequences wait until they may ask
+MOST_KEYS = 1 << 14  # of one of them
 
 
 def store_ahead(state: SchedulerState) -> None:
@@ -53,7 +71,7 @@ def store_ahead(state: SchedulerState) -> None:
     if host is None or not host.disk.tier.total or host.disk.listing is not None or host.disk.loads:
         return
     disk = host.disk
-    if state.steps.pause.frozen or state.stats.now < disk.rest_until:
+    if state.steps.pause.frozen or state.stats.now < disk.writes.until:
         return
     while disk.queue and len(disk.stores) < MOST_STORES:
         found: list[tuple[int, int, bytes]] = []
@@ -88,6 +106,7 @@ def load_prefix(state: SchedulerState, host: HostCopies, sequence: Sequence, tab
               for at, block in enumerate(table) if block < first}  # fmt: skip
     if not places or not worth_loading(state, host, table, known):
         return False
+    columns = len(table) // state.kv.layout.groups - known
     for key in places:
         if load := disk.loading.get(key):
             disk.waiting[sequence] = load
@@ -108,7 +127,7 @@ def load_prefix(state: SchedulerState, host: HostCopies, sequence: Sequence, tab
     blocks, sources, keys = zip(*rows, strict=True)
     disk.tier.hold(sources)
     load = Load(
-        next_number(host), sequence, blocks, sources, keys, held, state.stats.now + patience(state, host, table, known)
+        next_number(host), sequence, blocks, sources, keys, held, state.stats.now + patience(state, host, columns)
     )
     disk.loads[load.number] = load
     disk.loading.update(dict.fromkeys(keys, load))
@@ -118,16 +137,47 @@ def load_prefix(state: SchedulerState, host: HostCopies, sequence: Sequence, tab
     return True
 
 
-def computing(state: SchedulerState, host: HostCopies, table: list[int], known: int) -> float:
-    """Seconds that computing a table takes behind its first `known` columns; 0: that is not known."""
-    return (len(table) // state.kv.layout.groups - known) * state.options.block_size * host.position_seconds
+def look_up(state: SchedulerState, host: HostCopies, sequence: Sequence, known: int, most: int) -> bool:
+    """Whether the sequence waits to be told what a shared store has of its prefix, which is asked for once. The first
+    `known` of `most` columns are on the device."""
+    disk = host.disk
+    if not disk.shared or not disk.tier.total or disk.listing is not None or sequence in disk.waiting:
+        return False
+    if state.stats.now < disk.lookups.rest.until or late(state, disk):
+        return False
+    seconds, room = computing(state, host, most - known), min(host.tier.total // LOAD_SHARE, MOST_KEYS)
+    if seconds and seconds <= 2 * OVERHEAD:
+        return False
+    if len(disk.lookups.open) >= MOST_LOOKUPS:
+        return True
+    found = [
+        key for identity in sequence.block_hashes[known:most] for group in range(state.kv.layout.groups)
+        if host.tier.find(key := in_group(identity, group)) is None and state.kv.prefix.find(identity, group) is None
+    ][:max(room, 1)]  # fmt: skip
+    if not found:
+        return False
+    lookup = Lookup(next_number(host), tuple(found), state.stats.now + patience(state, host, most - known))
+    disk.lookups.open[lookup.number] = disk.waiting[sequence] = lookup
+    disk.lookups.count += 1
+    host.messages.append(FindBlocks(lookup.number, state.epoch, pack_keys(found)))
+    return True
+
+
+def computing(state: SchedulerState, host: HostCopies, columns: int) -> float:
+    """Seconds that computing so many columns takes; 0: that is not known."""
+    return columns * state.options.block_size * host.position_seconds
+
+
+def late(state: SchedulerState, disk: DiskCopies) -> bool:
+    """Whether it is slower than computing: what it still has to answer is waited for no more."""
+    return any(state.stats.now >= job.until for jobs in (disk.loads, disk.lookups.open) for job in jobs.values())
 
 
 def worth_loading(state: SchedulerState, host: HostCopies, table: list[int], known: int) -> bool:
     """Whether reading, behind what is read already, is faster than computing, as far as both were measured."""
-    disk, seconds = host.disk, computing(state, host, table, known)
-    if any(state.stats.now >= load.until for load in disk.loads.values()):
-        return False  # it is slower than computing: what it still reads is waited for no more
+    disk, seconds = host.disk, computing(state, host, len(table) // state.kv.layout.groups - known)
+    if late(state, disk):
+        return False
     if not seconds or not disk.block_seconds or state.stats.now - disk.measured > RETRY:
         return True
     ahead = sum([len(load.blocks) for load in disk.loads.values()])
@@ -136,23 +186,24 @@ def worth_loading(state: SchedulerState, host: HostCopies, table: list[int], kno
     return seconds > 2 * OVERHEAD + reads * disk.block_seconds + fetches * host.block_seconds
 
 
-def patience(state: SchedulerState, host: HostCopies, table: list[int], known: int) -> float:
-    """Seconds that a sequence waits for these blocks."""
-    seconds = computing(state, host, table, known)
+def patience(state: SchedulerState, host: HostCopies, columns: int) -> float:
+    """Seconds that a sequence waits for blocks in place of which it would compute so many columns."""
+    seconds = computing(state, host, columns)
     return min(PATIENCE, max(LEAST_PATIENCE, 2 * seconds)) if seconds else PATIENCE
 
 
 def waits_for_disk(state: SchedulerState, sequence: Sequence) -> bool:
-    """Whether a waiting sequence waits for blocks from the disk."""
+    """Whether a waiting sequence waits for blocks from the disk, or for what a shared store has."""
     host = state.kv.host
-    load = None if host is None else host.disk.waiting.get(sequence)
-    return load is not None and not load.done and state.stats.now < load.until
+    job = None if host is None else host.disk.waiting.get(sequence)
+    return job is not None and not job.done and state.stats.now < job.until
 
 
 def may_load(host: HostCopies, sequence: Sequence) -> bool:
     """Whether a sequence that does not wait for the disk may do so: it was not read for it since it was last queued."""
-    load = host.disk.waiting.get(sequence)
-    return host.disk.tier.findable > 0 and (load is None or (load.done and load.sequence is not sequence))
+    job = host.disk.waiting.get(sequence)
+    fresh = job is None or (job.done and (isinstance(job, Lookup) or job.sequence is not sequence))
+    return host.disk.tier.findable > 0 and fresh
 
 
 def disk_answered(state: SchedulerState, message: DiskAnswer, executor: int) -> None:
@@ -162,6 +213,8 @@ def disk_answered(state: SchedulerState, message: DiskAnswer, executor: int) -> 
         return
     if isinstance(message, BlocksListed):
         listed(state, host.disk, message, executor)
+    elif isinstance(message, BlocksFound):
+        blocks_found(state, host.disk, message, executor)
     elif (load := host.disk.loads.get(message.number)) is not None:
         load.seconds = max(load.seconds, message.seconds)
         if all_moved(state, load, message, executor):
@@ -169,6 +222,30 @@ def disk_answered(state: SchedulerState, message: DiskAnswer, executor: int) -> 
     elif (store := host.disk.stores.get(message.number)) is not None and all_moved(state, store, message, executor):
         finish_store(state, host, store)
     store_ahead(state)
+
+
+def blocks_found(state: SchedulerState, disk: DiskCopies, message: BlocksFound, executor: int) -> None:
+    """Once every executor has answered, what all of their stores have can be found."""
+    if (lookup := disk.lookups.open.get(message.number)) is None:
+        return
+    lookup.answered.add(executor)
+    lookup.missing.update(integers(message.missing).tolist())
+    lookup.failed |= message.failed
+    if len(lookup.answered) < state.options.copiers:
+        return
+    del disk.lookups.open[lookup.number]
+    lookup.done = True
+    state.refused = None
+    if lookup.failed:
+        disk.lookups.failed += 1
+        disk.lookups.rest.note(state.stats.now, failed=True)
+    if gone := [lookup.keys[number] for number in lookup.missing if disk.tier.find(lookup.keys[number]) is not None]:
+        disk.tier.forget(gone)  # it has been evicted there
+    for number, key in enumerate(lookup.keys):
+        if number in lookup.missing or disk.tier.find(key) is not None:
+            continue
+        if (place := disk.tier.reserve(key)) != NO_ROOM:
+            disk.tier.publish(place)
 
 
 def all_moved(state: SchedulerState, job: Load | Store, message: BlocksMoved, executor: int) -> bool:
@@ -196,11 +273,13 @@ def finish_load(state: SchedulerState, host: HostCopies, load: Load) -> None:
     if len(load.failed) < len(load.keys):
         disk.block_seconds = mean(disk.block_seconds, load.seconds / len(load.keys))
         disk.measured = state.stats.now
+    disk.lookups.rest.note(state.stats.now, failed=len(load.failed) == len(load.keys))
     state.refused = None
 
 
 def finish_store(state: SchedulerState, host: HostCopies, store: Store) -> None:
-    """The blocks are on disk and can be found there. Where none is, the disk has a rest, each time twice as long."""
+    """The blocks are on disk and can be found there. Where none is, the disk has a rest, each time twice as long, and
+    they are written then if they are still in the host's memory."""
     disk = host.disk
     del disk.stores[store.number]
     disk.storing.difference_update(store.keys)
@@ -211,9 +290,9 @@ def finish_store(state: SchedulerState, host: HostCopies, store: Store) -> None:
         else:
             disk.stored += disk.tier.publish(place)
     disk.failed += len(store.failed)
-    disk.strikes = disk.strikes + 1 if len(store.failed) == len(store.keys) else 0
-    if disk.strikes:
-        disk.rest_until = state.stats.now + min(2.0**disk.strikes, LONGEST_REST)
+    disk.writes.note(state.stats.now, failed=len(store.failed) == len(store.keys))
+    if len(store.failed) == len(store.keys):
+        disk.queue.extendleft(reversed(store.keys))
 
 
 def listed(state: SchedulerState, disk: DiskCopies, message: BlocksListed, executor: int) -> None:
@@ -247,8 +326,9 @@ def distrust_disk(state: SchedulerState, identities: Iterable[bytes]) -> None:
     for store in disk.stores.values():
         places += [place for place, key in zip(store.places, store.keys, strict=True) if key in keys]
     disk.tier.forget(keys)
-    if places:
-        host.messages.append(ForgetBlocks(state.epoch, np.array(places, np.int32).tobytes()))
+    packed = pack_keys(keys) if disk.shared else b""  # what is not remembered may be there all the same
+    if places or packed:
+        host.messages.append(ForgetBlocks(state.epoch, np.array(places, np.int32).tobytes(), packed))
 
 
 def forget_disk(state: SchedulerState) -> None:
@@ -272,10 +352,12 @@ def clear_disk(state: SchedulerState, blocks: int | None) -> bool:
     disk = host.disk
     for load in disk.loads.values():
         load.done = True
+    for lookup in disk.lookups.open.values():
+        lookup.done = True
     disk.tier.clear(disk.tier.total if blocks is None else blocks)
-    for one in (disk.loads, disk.stores, disk.loading, disk.storing, disk.queue):
+    for one in (disk.loads, disk.stores, disk.lookups.open, disk.loading, disk.storing, disk.queue):
         one.clear()
-    disk.listing, disk.strikes, disk.rest_until = None, 0, 0.0
+    disk.listing, disk.writes, disk.lookups.rest = None, Rest(), Rest()
     return disk.tier.total > 0
 
 
@@ -289,13 +371,16 @@ def check_disk(state: SchedulerState) -> tuple[str, ...]:
 
 
 def disk_statistics(state: SchedulerState) -> DiskTierStatistics:
+    """Counters as of now."""
     host = state.kv.host
     if host is None:
         return DiskTierStatistics()
     disk, tier = host.disk, host.disk.tier
+    total, findable, evicted = (0, 0, 0) if disk.shared else (tier.total, tier.findable, tier.evicted)
     return DiskTierStatistics(
-        tier.total, tier.findable, disk.stored, disk.lost, disk.loaded, tier.evicted, disk.failed, disk.load_count
-    )
+        total, findable, disk.stored, disk.lost, disk.loaded, evicted, disk.failed, disk.load_count,
+        disk.lookups.count, disk.lookups.failed,
+    )  # fmt: skip
 
 
 def move(state: SchedulerState, host: HostCopies, job: Load | Store, *, to_disk: bool) -> None:

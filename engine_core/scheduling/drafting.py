@@ -84,8 +84,10 @@ def draft_rows(state: SchedulerState, batch: RunningBatch, budget: int, ready: R
     """Drafts for the rows of the batch, at most `budget` tokens in all. No row is drafted past its limit, and none of
     `ready` past its masks."""
     slots, options = state.slots, state.options.speculation
+    if not slots.drafters.drafting:
+        return None
     found: list[tuple[int, Drafter, Draft]] = []
-    asked = np.isinf(slots.gain[batch.slots]).nonzero()[0].tolist()
+    asked = np.isinf(slots.drafters.gain[batch.slots]).nonzero()[0].tolist()
     for row in asked:
         sequence = batch.sequences[row]
         drafter, slot = sequence.drafter, sequence.slot
@@ -105,7 +107,7 @@ def draft_rows(state: SchedulerState, batch: RunningBatch, budget: int, ready: R
     for (_, drafter, _), length in zip(found, lengths, strict=True):
         drafter.sent(length)
     for row in asked:
-        slots.note_drafter(batch.sequences[row])
+        slots.drafters.note(batch.sequences[row])
     sent = [(row, draft.tokens[:length]) for (row, _, draft), length in zip(found, lengths, strict=True) if length]
     if not sent:
         return None
@@ -127,7 +129,7 @@ def sent_lengths(state: SchedulerState, batch: RunningBatch, budget: int, chance
 def drafts_in_flight(state: SchedulerState, sequence: Sequence) -> list[SequenceOf[int]]:
     """The drafts that a sequence has in each step in flight that samples for it."""
     steps = state.steps.in_flight
-    return [step.carried.get(row, ()) for step in steps if (row := step.batch.row(sequence)) >= 0]
+    return [step.carried.get(step.batch.rows[sequence], ()) for step in steps if sequence in step.batch.rows]
 
 
 def roll_back_rejected(

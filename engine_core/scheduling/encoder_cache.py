@@ -8,8 +8,9 @@ a run to fit.
 The queue asks in order. What was asked for in a pass over it is kept for whoever asked, and nobody behind a sequence
 that lacks rows gets any, or holds any longer what it lacks. So the first one gets its rows once nothing is held.
 
-Executors encode one image at a time, ENCODES are sent ahead, those of running sequences first. Rows of an image that is
-being encoded are its own until all executors of the first stage have answered.
+Each image is encoded by one executor of the first stage, the one with the least to do; it has one image at a time, and
+ENCODES are sent ahead, those of running sequences first. Rows of an image that is being encoded are its own until the
+executor has answered. The first step that reads them has the others receive them (`StepPlan.images`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import itertools
 from bisect import insort
 from collections import Counter, deque
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -26,7 +27,7 @@ import numpy as np
 from penstock.engine_core.scheduling.request import Sequence
 from penstock.protocol.images import EncodeImage, Image
 
-ENCODES = 2  # at once: one is encoded, the next is there already, and a link has room for few messages
+ENCODES = 2  # of an executor: one is encoded, the next is there already, and a link has room for few messages
 NOWHERE = -1  # first row of an image that a sequence needs none of
 NEVER = 1 << 60  # position of the first image that is not encoded, where all are
 
@@ -58,9 +59,9 @@ class Resident:
     used: int  # the larger the later
     wanted: int  # the last pass over the queue that asked for it
     number: int = 0  # of the message; 0: it is not sent
-    answered: set[int] = field(default_factory=set)  # executors
-    error: str = ""
+    rank: int = 0  # that encodes it
     ready: bool = False
+    everywhere: bool = False  # all ranks have its rows, or will have before the next step
     holders: int = 0  # images of sequences in slots, and of steps that are not applied
     entered: bool = False  # a sequence has had it
 
@@ -70,12 +71,13 @@ class Resident:
 
 
 class EncoderCache:
-    """Owner of the rows. `executors`: of the first stage."""
+    """Owner of the rows. `ranks`: of the first stage."""
 
-    def __init__(self, rows: int, executors: int) -> None:
+    def __init__(self, rows: int, ranks: int) -> None:
         self.rows = rows
-        self.messages: list[EncodeImage] = []  # to executors of the first stage, behind the plans so far
-        self._executors = executors
+        self.messages: list[EncodeImage] = []  # to ranks of the first stage, behind the plans so far
+        self._ranks = ranks
+        self.shares: list[tuple[int, int, int]] = []  # of the plan that is being made: rank, first row, rows
         self._residents: dict[bytes, Resident] = {}
         self._unsent: dict[Resident, None] = {}  # in the order in which they got their rows
         self._encoding: dict[int, Resident] = {}
@@ -154,9 +156,18 @@ class EncoderCache:
 
     def advance(self, sequence: Sequence, computed: int, step: int) -> None:
         """The sequence's first `computed` positions are computed once `step`, which is being planned, has run."""
-        held = self._held.get(sequence)
+        held = self._held.get(sequence, deque())
+        for image, resident in held:
+            if image.position < computed and not resident.everywhere:
+                self.shares.append((resident.rank, resident.first, resident.rows))
+                resident.everywhere = True
         while held and held[0][0].position + held[0][0].length <= computed:
             self._fence.setdefault(step, []).append(held.popleft()[1])
+
+    def take_shares(self) -> bytes:
+        """`StepPlan.images` of the plan that is being made."""
+        shares, self.shares = self.shares, []
+        return np.array(shares, np.int32).tobytes()
 
     def leave(self, sequence: Sequence, step: int, applied: int) -> None:
         """A sequence leaves its slot, or the queue. `step` is the last planned one that touches its slot."""
@@ -172,26 +183,21 @@ class EncoderCache:
         if self._fence:
             self._release(self._fence.pop(step, ()))
 
-    def encoded(self, number: int, executor: int, error: str) -> tuple[list[Sequence], str]:
-        """An executor has encoded an image, or could not. Once all have answered and one could not, the image is
-        forgotten: the sequences that need it are returned, and why. What is said of another epoch is ignored."""
-        resident = self._encoding.get(number)
+    def encoded(self, number: int, error: str) -> list[Sequence]:
+        """An image is encoded, or could not be: then it is forgotten, and the sequences that need it are returned. What
+        is said of another epoch is ignored."""
+        resident = self._encoding.pop(number, None)
         if resident is None:
-            return [], ""
-        resident.answered.add(executor)
-        resident.error = resident.error or error
-        if len(resident.answered) < self._executors:
-            return [], ""
-        del self._encoding[number]
-        failed = self._needing({resident.digest}) if resident.error else []
-        if resident.error:
+            return []
+        failed = self._needing({resident.digest}) if error else []
+        if error:
             self._failures += 1
             del self._residents[resident.digest]
         else:
             self._encoded += 1
-            resident.ready = True
+            resident.ready, resident.everywhere = True, self._ranks == 1
         self._send()
-        return failed, resident.error
+        return failed
 
     def in_flight_sequences(self) -> list[Sequence]:
         """Sequences that need an image which executors are encoding."""
@@ -201,7 +207,8 @@ class EncoderCache:
         """Executors begin anew with empty rows, so many of them if their number changed. No sequence has a slot."""
         assert not self._held
         self.rows = self.rows if rows is None else rows
-        for one in (self._residents, self._unsent, self._encoding, self._asked, self._fence, self.messages):
+        for one in (self._residents, self._unsent, self._encoding, self._asked, self._fence, self.messages,
+                    self.shares):  # fmt: skip
             one.clear()
 
     def check(self) -> tuple[str, ...]:
@@ -298,7 +305,7 @@ class EncoderCache:
 
     def _send(self) -> None:
         """Have executors encode what is needed next."""
-        while len(self._encoding) < ENCODES:
+        while (rank := self._idlest()) is not None:
             resident = next((one for one in self._unsent if one.holders), None)
             resident = resident or next((one for one in self._unsent if one.wanted == self._pass), None)
             if resident is None:
@@ -307,10 +314,12 @@ class EncoderCache:
             image, resident.image = resident.image, None
             assert image is not None
             self._number += 1
-            resident.number, self._encoding[self._number] = self._number, resident
+            resident.number, resident.rank = self._number, rank
+            self._encoding[self._number] = resident
             self.messages.append(
                 EncodeImage(
                     number=self._number,
+                    rank=rank,
                     first_row=resident.first,
                     rows=image.rows,
                     width=image.width,
@@ -318,6 +327,14 @@ class EncoderCache:
                     pixels=image.pixels,
                 )
             )
+
+    def _idlest(self) -> int | None:
+        """The rank with the fewest rows to make, of those that may be asked for more; None: none may."""
+        asked: list[list[int]] = [[] for _ in range(self._ranks)]
+        for resident in self._encoding.values():
+            asked[resident.rank].append(resident.rows)
+        free = [rank for rank, rows in enumerate(asked) if len(rows) < ENCODES]
+        return min(free, key=lambda rank: sum(asked[rank]), default=None)
 
 
 def first_fit(spans: list[Span], size: int, rows: int, *, take: bool = True) -> int | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import enum
 from typing import Generic, Protocol, TypeVar
 
+from penstock.protocol.messages import BlocksAddresses
 from penstock.protocol.steps import ExecutorReady
 
 MEMBERS_LIMIT = 30.0  # seconds between the first member of a group that is ready and the last
@@ -154,15 +155,27 @@ class ExecutorGroup(Generic[M]):
         return min([self._ready[peer].disk_blocks for peer in self.caching], default=0)
 
     @property
-    def room(self) -> tuple[int, tuple[int, int], int, int, int]:
-        """What `Scheduler.restart` is told: KV blocks, places for states, rows of images, and KV blocks in the host's
-        memory and on disk."""
-        return self.blocks, self.state_places, self.encoder_rows, self.host_blocks, self.disk_blocks
+    def kv_store(self) -> bool:
+        """Whether behind the host's memory is a store that other servers use as well."""
+        return all(self._ready[peer].kv_store for peer in self.caching)
+
+    @property
+    def room(self) -> tuple[int, tuple[int, int], int, int, int, BlocksAddresses]:
+        """What `Scheduler.restart` is told: KV blocks, places for states, rows of images, KV blocks in the host's
+        memory and on disk, and where other hosts read those of the host's memory."""
+        tiers = self.host_blocks, self.disk_blocks, self.addresses
+        return self.blocks, self.state_places, self.encoder_rows, *tiers
 
     @property
     def caching(self) -> tuple[M, ...]:
         """The members that have KV blocks: layers of a stage may all be recurrent."""
         return tuple([peer for peer, ready in self._ready.items() if ready.cache_bytes])
+
+    @property
+    def addresses(self) -> BlocksAddresses:
+        """Where other hosts read the blocks of each member of a complete group; of none where none can be read."""
+        found = tuple(self._ready[peer].address for peer in sorted(self._ready, key=lambda peer: peer.index))
+        return found if any(found) else ()
 
     @property
     def adapter_places(self) -> int:

@@ -27,7 +27,7 @@ from penstock.engine_core.kv.host_tier import HostTierStatistics
 from penstock.engine_core.kv.prefix_index import in_group
 from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.scheduling.state import Fetch, HostCopies, InFlightStep, KVState, SchedulerState, Spill
-from penstock.protocol.messages import KVTransfer
+from penstock.protocol.messages import BlocksAddresses, KVTransfer
 from penstock.protocol.steps import BlocksCopied, CopyBlocks, copy_stamp
 
 MOST_SPILLS = 2  # messages that ask for copies to the host's memory, at once: links have room for few
@@ -36,6 +36,7 @@ FEW = 64  # the part of the reserve below which blocks that sequences have fille
 PATIENCE = 5.0  # seconds that a sequence waits for blocks
 OVERHEAD = 0.002  # seconds that a fetch takes beside its copies: messages, and the steps that it waits for
 LONG_CHUNKS = 256  # positions of prompts that a step has to have for its time to tell what one of them takes
+RETRY = 30.0  # seconds after which a measurement says nothing any more: what was too slow is tried again
 MEMORY = 1 / 8  # weight of one measurement in a running mean
 FindPlace = Callable[[bytes], int | None]  # a block in the host's memory by what it is found by
 
@@ -50,7 +51,8 @@ def copy_ahead(state: SchedulerState) -> None:
     for block in kv.pool.leave(min(host.reserve - kv.pool.ready, MOST_BLOCKS)):
         if not host.tier.touch(kv.prefix.key(block)):
             add_pair(kv, host, block, pairs)
-    if host.transfers.eager or (kv.pool.ready < host.reserve and len(host.filled) > host.reserve // FEW):
+    eager = host.transfers.eager or host.disk.shared  # others read it
+    if eager or (kv.pool.ready < host.reserve and len(host.filled) > host.reserve // FEW):
         add_filled(kv, host, state.steps.applied, pairs)
     ask_copies(state, host, pairs)
 
@@ -177,7 +179,8 @@ def worth_fetching(state: SchedulerState, host: HostCopies, table: list[int], kn
     positions = (len(table) // state.kv.layout.groups - known) * state.options.block_size
     if not blocks or positions <= 0:
         return False
-    return not host.position_seconds or positions * host.position_seconds > OVERHEAD + blocks * host.block_seconds
+    copies = blocks * host.block_seconds if state.stats.now - host.measured <= RETRY else 0.0
+    return not host.position_seconds or positions * host.position_seconds > OVERHEAD + copies
 
 
 def waits_for_blocks(state: SchedulerState, sequence: Sequence) -> bool:
@@ -227,6 +230,7 @@ def blocks_copied(state: SchedulerState, message: BlocksCopied, executor: int) -
     if isinstance(copy, Fetch):
         if copy.transfer is None:
             host.block_seconds = mean(host.block_seconds, message.seconds / len(copy.blocks))
+            host.measured = state.stats.now
         else:
             host.transfers.counters.fetch(len(copy.blocks), state.stats.now - copy.since, stale=copy.stale)
         finish_fetch(state.kv, host, copy)
@@ -276,7 +280,7 @@ def distrust_copies(state: SchedulerState, identities: Iterable[bytes]) -> None:
         state.kv.host.tier.forget([in_group(identity, group) for identity in identities for group in groups])
 
 
-def clear_copies(state: SchedulerState, blocks: int | None = None) -> None:
+def clear_copies(state: SchedulerState, blocks: int | None = None, addresses: BlocksAddresses | None = None) -> None:
     """The host's memory is empty: its executors began anew, with so many blocks if their number changed, or what they
     have computed changes. No copy will be answered."""
     host = state.kv.host
@@ -289,6 +293,8 @@ def clear_copies(state: SchedulerState, blocks: int | None = None) -> None:
         one.clear()
     host.transfers.handovers.clear()
     host.transfers.stamps.clear()
+    if addresses is not None:
+        host.transfers.addresses = addresses
 
 
 def observe(host: HostCopies, inflight: InFlightStep, seconds: float) -> None:
@@ -327,7 +333,9 @@ def send(
     message = CopyBlocks(number=number, epoch=state.epoch, to_host=to_host, blocks=np.array(blocks, np.int32).tobytes())
     if transfer is not None:
         stamps = stamps_of(transfer, [place for _, place in blocks])
-        message = msgspec.structs.replace(message, replica=transfer.replica, stamps=stamps)
+        message = msgspec.structs.replace(
+            message, replica=transfer.replica, stamps=stamps, addresses=transfer.addresses
+        )
     host.messages.append(message)
 
 

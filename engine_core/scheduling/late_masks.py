@@ -5,12 +5,10 @@ the last of them is known. Then the row may be in the plan, and its step waits b
 has come: that costs nothing where masks come in time. Or it sits out until the token has come and the mask is made, and
 no row ever waits for it: then it has a token in every second step at most.
 
-A row sits out
-- when one of its last masks was not there as its token came, and took long to make: those are made beside the steps
-- when steps that wait for masks have turned out slower than those that do not (`Patience`).
-It does so for the sake of rows that wait for no mask alone: where there are none, all run. It is back in the first plan
-behind its token and its mask, so it waits for these and for nothing else. Drafts behind which a mask is not there stay
-behind, and a prompt whose end is sampled under a mask that is not there stops a position short of it.
+A row sits out when one of its last masks was not there as its token came, and took long to make: those are made beside
+the steps. It does so for the sake of rows that wait for no mask alone: where there are none, all run. It is back in the
+first plan behind its token and its mask, so it waits for these and for nothing else. Drafts behind which a mask is not
+there stay behind, and a prompt whose end is sampled under a mask that is not there stops a position short of it.
 
 Which step computes a position decides nothing about its token. A row that sits out keeps its slot and its blocks, is no
 part of the step's accounts, and may be preempted like any other.
@@ -33,15 +31,14 @@ NOBODY: Mapping[Sequence, Guide] = {}
 LOOKAHEAD = 16  # waiting prompts that may be in the step as well
 
 
-def sit_out(state: SchedulerState, batch: RunningBatch) -> tuple[RunningBatch, Ready, bool | None]:
-    """The rows of a batch without those whose masks are late; of the ones that stay, those that others do not wait for,
-    so that no entry of theirs may need a mask that is not there; and whether rows without masks wait for others' masks,
-    None where there are not both."""
-    guided: list[int] = batch.guided.tolist()
-    waits = state.steps.patience.waits if 0 < len(guided) < len(batch.slots) else None
-    found = guided if waits is False else slow_rows(state, batch, guided)
+def sit_out(state: SchedulerState, batch: RunningBatch) -> tuple[RunningBatch, Ready]:
+    """The rows of a batch without those whose masks are late; and of the ones that stay, those that others do not wait
+    for, so that no entry of theirs may need a mask that is not there."""
+    long = state.steps.long_mask
+    guided = zip(batch.guided_rows.rows, batch.guided_rows.guides, strict=True)
+    found = [each.row for each, guide in guided if guide.seconds > long]  # their masks may come behind the forward pass
     if not found or len(found) == len(batch.slots):
-        return batch, NOBODY, waits
+        return batch, NOBODY
     slots, absent, ready = state.slots, [], {}
     for row in found:
         sequence = batch.sequences[row]
@@ -51,13 +48,7 @@ def sit_out(state: SchedulerState, batch: RunningBatch) -> tuple[RunningBatch, R
             ready[sequence] = guide
         else:
             absent.append(row)
-    return (slots.batch(np.delete(batch.slots, absent)) if absent else batch), ready, waits
-
-
-def slow_rows(state: SchedulerState, batch: RunningBatch, rows: list[int]) -> list[int]:
-    """Those of these rows whose masks may come behind the forward pass of their step."""
-    long, sequences = state.steps.long_mask, batch.sequences
-    return [row for row in rows if (guide := sequences[row].guide) is not None and guide.seconds > long]
+    return (slots.batch(np.delete(batch.slots, absent)) if absent else batch), ready
 
 
 def has_mask(state: SchedulerState, guide: Guide) -> bool:

@@ -11,7 +11,6 @@ from array import array
 from collections.abc import Iterable
 
 from penstock.engine_core.kv.block_layout import NO_BLOCK
-from penstock.engine_core.kv.block_pool import Fenced
 from penstock.engine_core.kv.prefix_index import extend
 from penstock.engine_core.scheduling.disaggregation import hand_over
 from penstock.engine_core.scheduling.disk_tier import distrust_disk
@@ -21,7 +20,7 @@ from penstock.engine_core.scheduling.outbox import end_row
 from penstock.engine_core.scheduling.poison_requests import signature
 from penstock.engine_core.scheduling.recurrent_state import leave_slot
 from penstock.engine_core.scheduling.request import Request, Sequence
-from penstock.engine_core.scheduling.state import SchedulerState
+from penstock.engine_core.scheduling.state import Fenced, SchedulerState
 from penstock.engine_core.scheduling.statistics import FINISHED
 from penstock.engine_core.scheduling.tracing import PREEMPTED, YIELDED
 from penstock.protocol.messages import Finish
@@ -55,7 +54,6 @@ def cache_blocks_to(state: SchedulerState, sequence: Sequence, full: int) -> Non
     if state.kv.host is not None:
         note_filled(state.kv.host, state.steps.planned, blocks)
     sequence.cached = full
-    state.slots.blocks.cached[sequence.slot] = full
 
 
 def announce_prefix(state: SchedulerState, sequence: Sequence) -> None:
@@ -94,7 +92,7 @@ def vacate(state: SchedulerState, sequence: Sequence, *, trusted: bool = True) -
     if sequence.last_step <= state.steps.applied:
         release(state, Fenced(blocks, slot))
     else:
-        state.kv.fence.hold(sequence.last_step, Fenced(blocks, slot))
+        state.kv.fence.setdefault(sequence.last_step, []).append(Fenced(blocks, slot))
 
 
 def lacks_adapter(state: SchedulerState, sequence: Sequence) -> bool:
@@ -180,7 +178,7 @@ def end(state: SchedulerState, sequence: Sequence, finish: Finish) -> None:
 def end_aside(state: SchedulerState, sequence: Sequence, finish: Finish, error: str | None = None) -> None:
     """End a sequence outside a step's result, with a terminal row of its own."""
     row = end_row(sequence.request.message.id, sequence.index, finish, error, sequence.drafted)
-    state.outboxes[sequence.request.source].put(row)
+    state.outboxes[sequence.request.source].rows.append(row)
     end(state, sequence, finish)
 
 
@@ -188,7 +186,7 @@ def cancel(state: SchedulerState, request: Request, finish: Finish, error: str |
     """End every sequence of a request, those not begun included."""
     outbox = state.outboxes[request.source]
     while request.spawned < request.message.n:
-        outbox.put(end_row(request.message.id, request.spawned, finish, error))
+        outbox.rows.append(end_row(request.message.id, request.spawned, finish, error))
         request.spawned += 1
         state.stats.totals.finishes[finish] += 1
     for sequence in tuple(request.sequences.values()):

@@ -6,6 +6,7 @@ import msgspec
 
 from penstock.engine_core.kv.block_layout import BlockLayout
 from penstock.protocol.groups import ReplicaRole
+from penstock.protocol.messages import BlocksAddresses
 from penstock.protocol.speculation import HEADS, METHODS, WITH_MODEL, SpeculativeConfig
 from penstock.protocol.steps import STATE_PIECE
 
@@ -63,9 +64,11 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
     state_piece: int = STATE_PIECE  # positions between two states that can be kept
     host_blocks: int = 0  # KV blocks that the executors' host memory has room for
     disk_blocks: int = 0  # KV blocks that the executors' disks have room for, behind their host memory
+    kv_store: bool = False  # in place of disks is a store that other servers use; so many blocks of it are remembered
     copiers: int = 1  # executors that copy them
     role: ReplicaRole = ReplicaRole.MIXED
     replica: int = 0  # its number
+    addresses: BlocksAddresses = ()  # where other hosts read the host's KV blocks of its executors
     adapter_places: int = 0  # for LoRA adapters on the device
     adapter_memory: int = 0  # adapters that the host's memory holds
     executors: int = 1  # in the group

@@ -1,10 +1,9 @@
-"""Outputs that are not yet delivered to one source, in columns, merged where the link was full."""
+"""Outputs that are not yet delivered to one source, in columns, merged where the link takes none."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -17,8 +16,7 @@ NOTHING = TokenExtra(row=0)
 MERGE_AT = 64  # undelivered steps of one source before they are merged into one
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class Rows(msgspec.Struct, frozen=True, eq=False):
     """Columns of a token batch to be."""
 
     ids: npt.NDArray[np.int64]
@@ -26,7 +24,7 @@ class Rows:
     counts: npt.NDArray[np.int32]
     finish: npt.NDArray[np.uint8]
     tokens: npt.NDArray[np.int32]  # [sum of counts]
-    extras: dict[int, TokenExtra] = field(default_factory=dict)  # by row, which they do not name yet
+    extras: dict[int, TokenExtra] = {}  # by row, which they do not name yet
 
 
 def note(extras: dict[int, TokenExtra], row: int, **fields: object) -> None:
@@ -117,18 +115,13 @@ class Outbox:
     """Owner of one source's undelivered rows and rejections."""
 
     def __init__(self) -> None:
-        self._rows: list[Rows] = []
+        self.rows: list[Rows] = []  # of steps, in their order
         self._vectors: deque[Rows] = deque()  # rows with vectors, which are large: those of one step to a message
         self._rejected: deque[Rejected] = deque()
         self._prefilled: deque[Prefilled] = deque()
 
     def __bool__(self) -> bool:
-        return bool(self._rows or self._vectors or self._rejected or self._prefilled)
-
-    def put(self, rows: Rows) -> None:
-        self._rows.append(rows)
-        if len(self._rows) >= MERGE_AT:
-            self._rows = [merged(self._rows)]
+        return bool(self.rows or self._vectors or self._rejected or self._prefilled)
 
     def put_vectors(self, rows: Rows) -> None:
         """The only rows of their sequences."""
@@ -143,16 +136,17 @@ class Outbox:
 
     def take(self, step: int, limit: int) -> list[TokenBatch | Rejected | Prefilled]:
         """At most `limit` messages: rejections first, then vectors, then all other rows as one batch, then who goes on
-        elsewhere. They count as delivered."""
+        elsewhere. They count as delivered. Rows that are left are merged."""
         out: list[TokenBatch | Rejected | Prefilled] = []
         while self._rejected and len(out) < limit:
             out.append(self._rejected.popleft())
         while self._vectors and len(out) < limit:
             out.append(token_batch(step, self._vectors.popleft()))
-        if self._rows and len(out) < limit:
-            rows = merged(self._rows)
-            self._rows = []
-            out.append(token_batch(step, rows))
+        if self.rows and len(out) < limit:
+            out.append(token_batch(step, merged(self.rows)))
+            self.rows.clear()
+        elif len(self.rows) >= MERGE_AT:
+            self.rows[:] = [merged(self.rows)]
         while self._prefilled and len(out) < limit:
             out.append(self._prefilled.popleft())
         return out

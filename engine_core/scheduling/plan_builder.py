@@ -18,7 +18,6 @@ Rows for which others would wait sit the step out (`late_masks`).
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -47,26 +46,26 @@ from penstock.engine_core.scheduling.preemption import make_way, preempt_for_blo
 from penstock.engine_core.scheduling.recurrent_state import keep_states
 from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.scheduling.running_batch import GuidedRow, Ints, RunningBatch, joined
-from penstock.engine_core.scheduling.state import Chunk, Drafts, InFlightStep, SchedulerState
+from penstock.engine_core.scheduling.state import Chunk, Drafts, InFlightStep, KeptState, SchedulerState
+from penstock.protocol.control import PauseMode
 from penstock.protocol.messages import TraceContext
 from penstock.protocol.steps import NO_MICROBATCH, NO_STATE, SlotStart, StepPlan, choice_seed
 
 UNTRACED = TraceContext()
 
 
-@dataclass(slots=True)
-class PlanBuilder:
+class PlanBuilder(msgspec.Struct, eq=False):
     """A plan that is being built."""
 
-    columns: list[npt.NDArray[np.int32]] = field(default_factory=list)  # each [new columns, 1 + groups]
-    starts: list[SlotStart] = field(default_factory=list)
-    chunks: list[Chunk] = field(default_factory=list)
-    waits: bool | None = None  # as the step in flight has it
+    columns: list[npt.NDArray[np.int32]] = []  # each [new columns, 1 + groups]
+    starts: list[SlotStart] = []
+    chunks: list[Chunk] = []
 
 
 def plan(state: SchedulerState) -> StepPlan | None:
     """The next step, or None when nothing can run before a result or a request comes, or there is a pause."""
-    if not state.steps.pause.plans:
+    pause = state.steps.pause
+    if pause.frozen or pause.mode not in (None, PauseMode.WAIT):
         return None
     if state.quarantine:
         clear_suspects(state)
@@ -93,10 +92,10 @@ def plan_microbatch(state: SchedulerState, microbatch: int, batch: RunningBatch,
     """The next step as one that runs these rows of a micro-batch, or None when neither they nor any prompt can run."""
     slots, builder, ready = state.slots, PlanBuilder(), NOBODY
     if slots.guides and not patient:
-        batch, ready, builder.waits = sit_out(state, batch)
+        batch, ready = sit_out(state, batch)
     budget = state.options.max_num_batched_tokens - len(batch.slots)
     drafts = None
-    if (slots.drafters or state.spec.device_drafts.most) and len(batch.slots):
+    if (slots.drafters.count or state.spec.device_drafts.most) and len(batch.slots):
         wanted = len(state.prefilling) or (state.queue.waiting and slots.free)
         most = min(budget // 2, max(0, budget - whole_ahead(state))) if wanted else budget
         drafts = draft(state, batch, most, ready)
@@ -122,7 +121,7 @@ def plan_microbatch(state: SchedulerState, microbatch: int, batch: RunningBatch,
         drafts = None  # they yield before any row waits for a block
         short = crossing(state, batch)
         needed = groups * len(short) + sum(needs)
-    kv_pressure = state.kv.pressure = needed > state.kv.pool.available
+    kv_pressure = state.kv.pressure = needed > 0 and needed > state.kv.pool.available
     if kv_pressure:
         batch, claims = preempt_for_blocks(state, batch, short, claims, needs)
         short = crossing(state, batch)
@@ -142,7 +141,7 @@ def plan_microbatch(state: SchedulerState, microbatch: int, batch: RunningBatch,
 def draft(state: SchedulerState, batch: RunningBatch, budget: int, ready: Ready) -> Drafts | None:
     """Drafts of the batch's rows, at most `budget` tokens and no more than a step may have: first those of the host,
     then device drafts. Others do not wait for masks of `ready`."""
-    drafts = draft_rows(state, batch, budget, ready) if state.slots.drafters else None
+    drafts = draft_rows(state, batch, budget, ready) if state.slots.drafters.count else None
     if not state.spec.device_drafts.most:
         return drafts
     left = min(budget, state.options.speculation.max_step_drafts) - (0 if drafts is None else drafts.total)
@@ -179,6 +178,7 @@ def grow_rows(state: SchedulerState, builder: PlanBuilder, rows: Ints) -> None:
         slots.blocks.tables[slot] += taken[at * groups : (at + 1) * groups]
     np.add.at(slots.blocks.held, rows, groups)
     np.add.at(slots.blocks.capacity, rows, state.options.block_size)
+    state.kv.filled.extend(rows.tolist())
     blocks = np.array(taken).reshape(-1, groups)
     state.kv.owners[blocks] = slots.life[rows][:, None]
     builder.columns.append(appended(rows, blocks))
@@ -251,20 +251,23 @@ def finish_plan(
     state.steps.planned += 1
     step = state.steps.planned
     turned_on, turned_off = switch_decoding(state, microbatch, batch, builder.starts)
-    sampled = [chunk.sequence.slot for chunk in builder.chunks if chunk.sample]
-    if sampled:
+    if builder.chunks and (sampled := [chunk.sequence.slot for chunk in builder.chunks if chunk.sample]):
         batch = joined(batch, slots.batch(np.array(sampled)))
     carried = {} if drafts is None else drafts.by_row()
-    guided = guided_rows(batch, drafts, carried)
-    behind = int(slots.last[batch.slots[batch.guided]].max(initial=0))
+    guided: tuple[GuidedRow, ...] = ()
+    behind = 0
+    if len(batch.guided):
+        guided = guided_rows(batch, drafts, carried)
+        behind = int(slots.last[batch.guided_rows.places].max())
     if state.steps.wanted and guided:
         planned = {row.sequence.guide for row in guided}
         state.steps.wanted = [guide for guide in state.steps.wanted if guide not in planned]
     kept = () if state.kv.recurrent is None else keep_states(state, state.kv.recurrent, step, rows, builder.chunks)
-    slots.num_computed_tokens[rows] += 1
+    reached = slots.num_computed_tokens[rows] + (1 if drafts is None else drafts.sizes(len(rows)))
+    slots.num_computed_tokens[rows] = reached  # as if every draft were accepted
     slots.last[rows] = step
-    table, ids = (b"", b"") if drafts is None else draft_columns(state, rows, drafts)
-    spent = rows[slots.num_computed_tokens[rows] + 1 >= slots.limit[rows]]
+    table, ids = (b"", b"") if drafts is None else draft_columns(rows, drafts)
+    spent = rows[reached + 1 >= slots.limit[rows]]
     if len(spent):
         slots.pause(spent)  # the step's token may be their last: a length stop is known ahead
     chunks = [finish_chunk(state, chunk, step, microbatch) for chunk in builder.chunks]
@@ -275,12 +278,13 @@ def finish_plan(
         grow_rows(state, builder, asked.short)
     inflight = InFlightStep(
         step, batch, tuple(builder.chunks), drafts, carried, guided, asked.told, made, microbatch, behind,
-        planned=state.stats.now, kept=kept, waits=builder.waits,
+        state.stats.now, kept, last=bool(len(spent) or builder.chunks),
     )  # fmt: skip
     state.steps.in_flight.append(inflight)
     if guided:
         state.steps.unmasked.append(inflight)
-    state.stats.totals.scheduled_tokens += len(rows) + sum([chunk.count for chunk in builder.chunks])
+    state.stats.totals.scheduled_tokens += len(rows) + sum([chunk[2] for chunk in chunks])
+    state.stats.totals.scheduled_tokens += 0 if drafts is None else drafts.total
     return StepPlan(
         step=step,
         epoch=state.epoch,
@@ -294,17 +298,20 @@ def finish_plan(
         masked=batch.guided_rows.slots if guided else b"",
         drafting=asked.columns,
         microbatch=microbatch,
-        keep=np.array([(one.slot, one.position, one.place, one.spilled) for one in kept], np.int32).tobytes(),
-        adapters=state.adapters.take_changes(),
+        keep=keep_columns(kept) if kept else b"",
+        adapters=state.adapters.take_changes() if state.adapters.changes else b"",
+        images=state.encoder_cache.take_shares() if state.encoder_cache.shares else b"",
     )
 
 
-def draft_columns(state: SchedulerState, rows: Ints, drafts: Drafts) -> tuple[bytes, bytes]:
-    """The plan's columns of drafts. Positions are counted as if every draft were accepted."""
-    drafted = rows[drafts.rows]
-    state.slots.num_computed_tokens[drafted] += drafts.counts
-    state.stats.totals.scheduled_tokens += drafts.total
-    table = np.stack((drafted, drafts.counts), axis=1).astype(np.int32)
+def keep_columns(kept: tuple[KeptState, ...]) -> bytes:
+    """The plan's column of states that the step keeps."""
+    return np.array([(one.slot, one.position, one.place, one.spilled) for one in kept], np.int32).tobytes()
+
+
+def draft_columns(rows: Ints, drafts: Drafts) -> tuple[bytes, bytes]:
+    """The plan's columns of drafts."""
+    table = np.stack((rows[drafts.rows], drafts.counts), axis=1).astype(np.int32)
     ids = np.fromiter(itertools.chain.from_iterable(drafts.ids), np.int32)
     return table.tobytes(), ids.tobytes()
 
@@ -315,7 +322,8 @@ def switch_decoding(
     """Slots to add to and to remove from the executors' decode set of a micro-batch."""
     turned_on = turned_off = b""
     if microbatch != NO_MICROBATCH:
-        rotate(state, microbatch)
+        if state.slots.microbatches > 1:
+            rotate(state, microbatch)
         if batch is not state.microbatches.sent[microbatch]:
             wanted = np.zeros(state.slots.count, bool)
             wanted[batch.slots] = True
@@ -425,8 +433,7 @@ def prompt_budget(state: SchedulerState, budget: int) -> int:
     return min(budget, max(options.piece, whole_ahead(state), -(-waiting // (2 * options.stages))))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MaskWork:
+class MaskWork(msgspec.Struct, frozen=True, eq=False):
     """What a step's masks are made from. Entries that none of its rows covers are not masked."""
 
     step: int
@@ -436,8 +443,6 @@ class MaskWork:
 
 def guided_rows(batch: RunningBatch, drafts: Drafts | None, carried: dict[int, list[int]]) -> tuple[GuidedRow, ...]:
     """The batch's rows that sample under a mask."""
-    if not len(batch.guided):
-        return ()
     if drafts is None:
         return batch.guided_rows.rows
     sizes = drafts.sizes(len(batch.slots))
@@ -457,7 +462,7 @@ def mask_work(state: SchedulerState) -> MaskWork | None:
     inflight = state.steps.unmasked.popleft()
     batch, ahead = inflight.batch, state.steps.followed > state.steps.applied
     ending = {id(found.sequence) for found in state.steps.stopped.values()} if ahead else ()
-    if inflight.drafts is None and not ending and bool((state.slots.life[batch.slots] == batch.lives).all()):
+    if inflight.drafts is None and not ending and batch.departures == state.slots.departures:
         return MaskWork(inflight.step, state.epoch, batch.guided_rows.masked)  # none of them has ended
     rows = []
     for guided in inflight.guided:

@@ -9,6 +9,7 @@ client has most.
 from __future__ import annotations
 
 import functools
+from itertools import chain
 
 import numpy as np
 
@@ -95,4 +96,4 @@ def is_blocked(state: SchedulerState, sequence: Sequence) -> bool:
 
 def leaving_blocks(state: SchedulerState) -> int:
     """Blocks that are freed when the fence opens."""
-    return sum(state.kv.pool.lone_among(table) for table in state.kv.fence.tables())
+    return sum(state.kv.pool.lone_among(fenced.blocks) for fenced in chain(*state.kv.fence.values()))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -15,7 +17,9 @@ from penstock.engine_core.kv.block_layout import NO_BLOCK, BlockLayout, first_co
 from penstock.engine_core.scheduling.request import Sequence
 
 Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 NEVER = 1 << 60
+NON_FINITE = -1  # the token of a row whose logits were not finite
 
 
 class GuidedRow(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -34,10 +38,11 @@ class GuidedRows:
     rows: tuple[GuidedRow, ...]
     guides: list[Guide]
     masked: tuple[MaskRow, ...]
+    places: Ints  # their slots
     slots: bytes  # int32 [rows], as plans have it
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class RunningBatch:
     """Rows of a step that sample, and where their results go. Plans with the same rows share it."""
 
@@ -49,32 +54,40 @@ class RunningBatch:
     sequences: list[Sequence]
     source: int  # the one source of all rows, -1 when they differ
     guided: Ints  # rows whose sequences follow a grammar
-    _rows: dict[Sequence, int] = field(default_factory=dict)
-    _appends: list[Callable[[int], None]] = field(default_factory=list)
-    _guided_rows: list[GuidedRows] = field(default_factory=list)  # once they were asked for
+    departures: int  # sequences that had left their slots when it was made
 
-    def row(self, sequence: Sequence) -> int:
-        """Which row is a sequence's, -1 if none."""
-        if not self._rows:
-            self._rows.update({each: row for row, each in enumerate(self.sequences)})
-        return self._rows.get(sequence, -1)
+    @cached_property
+    def single(self) -> npt.NDArray[np.int32]:
+        """The counts of a result with one token for each row. # [rows]"""
+        return np.ones(len(self.slots), np.int32)
 
-    @property
+    @cached_property
+    def everyone(self) -> Flags:
+        """Its rows where no sequence has left its slot. # [rows]"""
+        return np.ones(len(self.slots), np.bool_)
+
+    @cached_property
+    def unfinished(self) -> npt.NDArray[np.uint8]:
+        """The finishes of a result that ends none. # [rows]"""
+        return np.zeros(len(self.slots), np.uint8)
+
+    @cached_property
+    def rows(self) -> dict[Sequence, int]:
+        """Which row is each sequence's."""
+        return {sequence: row for row, sequence in enumerate(self.sequences)}
+
+    @cached_property
     def appends(self) -> list[Callable[[int], None]]:
         """What appends a token to each sequence."""
-        if not self._appends:
-            self._appends.extend([sequence.tokens.append for sequence in self.sequences])
-        return self._appends
+        return [sequence.tokens.append for sequence in self.sequences]
 
-    @property
+    @cached_property
     def guided_rows(self) -> GuidedRows:
-        if not self._guided_rows:
-            rows = tuple([GuidedRow(self.sequences[row], row, row, []) for row in self.guided.tolist()])
-            guides = [guide for each in rows if (guide := each.sequence.guide) is not None]
-            masked = tuple([MaskRow(guide, [], each.row) for guide, each in zip(guides, rows, strict=True)])
-            slots = self.slots[self.guided].astype(np.int32).tobytes()
-            self._guided_rows.append(GuidedRows(rows, guides, masked, slots))
-        return self._guided_rows[0]
+        rows = tuple([GuidedRow(self.sequences[row], row, row, []) for row in self.guided.tolist()])
+        guides = [guide for each in rows if (guide := each.sequence.guide) is not None]
+        masked = tuple([MaskRow(guide, [], each.row) for guide, each in zip(guides, rows, strict=True)])
+        places = self.slots[self.guided]
+        return GuidedRows(rows, guides, masked, places, places.astype(np.int32).tobytes())
 
 
 def blocks_at_end(sequence: Sequence, layout: BlockLayout) -> int:
@@ -95,6 +108,7 @@ def joined(first: RunningBatch, second: RunningBatch) -> RunningBatch:
         first.sequences + second.sequences,
         first.source if first.source == second.source else -1,
         np.concatenate((first.guided, second.guided + len(first.slots))),
+        min(first.departures, second.departures),
     )
 
 
@@ -110,8 +124,26 @@ class BlockTables:
         self.borrowed = np.zeros(count, np.int64)
         self.lent = np.zeros(count, np.int64)
         self.behind = np.zeros((len(layout.kinds), count), np.int64)  # columns given back, for each kind of window
-        self.cached = np.zeros(count, np.int64)  # leading blocks in the prefix index; NEVER: they are not cached
         self.committed = 0  # blocks that all running sequences would hold at most, without sharing
+
+
+class Drafters:
+    """What each slot's sequence has to draft."""
+
+    def __init__(self, count: int) -> None:
+        self.count = 0  # sequences that may have drafts
+        self.gain = np.zeros(count)  # tokens of its likely runs; infinite: it has something to draft
+        self.drafting: set[int] = set()  # slots whose gain is infinite
+
+    def note(self, sequence: Sequence) -> None:
+        """A sequence has its slot, or its drafter has changed since."""
+        drafter, slot = sequence.drafter, sequence.slot
+        if drafter is not None and not drafter.is_idle:
+            self.gain[slot] = np.inf
+            self.drafting.add(slot)
+        else:
+            self.gain[slot] = 0.0 if drafter is None else drafter.acceptance.gain.value
+            self.drafting.discard(slot)
 
 
 class Addresses:
@@ -144,8 +176,9 @@ class Slots:
         self.microbatch = np.zeros(count, np.int64)  # that the slot decodes in
         self.sizes = [0] * microbatches  # ready slots of each
         self.guided = np.zeros(count, bool)  # the sequence follows a grammar
-        self.gain = np.zeros(count)  # tokens of its likely runs; infinite: it has something to draft
-        self.guides = self.drafters = 0  # sequences that follow a grammar, and that may have drafts
+        self.guides = 0  # sequences that follow a grammar
+        self.drafters = Drafters(count)
+        self.departures = 0  # sequences that have left
         self._free = list(range(count - 1, -1, -1))
         self._lives = 0
         self._batches: list[RunningBatch | None] = [None] * microbatches
@@ -153,6 +186,11 @@ class Slots:
     @property
     def free(self) -> int:
         return len(self._free)
+
+    @property
+    def running(self) -> int:
+        """Slots that are occupied."""
+        return self._lives - self.departures
 
     def occupied(self) -> Ints:
         return self.life.nonzero()[0]
@@ -164,7 +202,7 @@ class Slots:
         behind = {window: int(self.blocks.behind[kind, rows].sum()) for kind, (window, _) in enumerate(layout.kinds)}
         return tuple(columns - behind.get(window, 0) for window in layout.windows)
 
-    def enter(self, sequence: Sequence, seals: bool) -> int:
+    def enter(self, sequence: Sequence) -> int:
         """Give the sequence a slot and a new `life`; its table is `sequence.blocks`, all of them computed already."""
         slot, size = self._free.pop(), self.blocks.layout.block_size
         self._lives += 1
@@ -182,22 +220,15 @@ class Slots:
             self.blocks.behind[kind, slot] = first_column(computed, window, size)
         self.limit[slot] = sequence.limit
         self.blocks.borrowed[slot] = self.blocks.lent[slot] = 0
-        self.blocks.cached[slot] = sequence.cached if seals else NEVER
         self.last[slot] = 0
         self.addresses.ids[slot] = sequence.request.message.id
         self.addresses.numbers[slot] = sequence.index
         self.addresses.sources[slot] = sequence.request.source
         self.guided[slot] = sequence.guide is not None
-        self.note_drafter(sequence)
+        self.drafters.note(sequence)
         self.guides += sequence.guide is not None
-        self.drafters += sequence.drafter is not None
+        self.drafters.count += sequence.drafter is not None
         return slot
-
-    def note_drafter(self, sequence: Sequence) -> None:
-        """A sequence has its slot, or its drafter has changed since."""
-        drafter = sequence.drafter
-        gain = 0.0 if drafter is None else drafter.acceptance.gain.value if drafter.is_idle else np.inf
-        self.gain[sequence.slot] = gain
 
     def leave(self, sequence: Sequence) -> int:
         """The sequence leaves its slot; `give` makes it available, at once or when the fence opens."""
@@ -205,11 +236,14 @@ class Slots:
         self.blocks.committed -= blocks_at_end(sequence, self.blocks.layout)
         assert self.sequences[slot] is sequence
         self.set_ready(slot, False)
+        self.departures += 1
+        self.drafters.drafting.discard(slot)
+        self._batches = [None] * self.microbatches
         self.sequences[slot] = None
         self.blocks.tables[slot] = []
         self.life[slot] = 0
         self.guides -= sequence.guide is not None
-        self.drafters -= sequence.drafter is not None
+        self.drafters.count -= sequence.drafter is not None
         sequence.last_step = int(self.last[slot])
         sequence.slot, sequence.life = -1, 0
         return slot
@@ -257,7 +291,12 @@ class Slots:
             sequences,
             int(sources[0]) if single and len(rows) else -1,
             self.guided[rows].nonzero()[0],
+            self.departures,
         )
+
+    def kept(self, batch: RunningBatch) -> Flags:
+        """Which rows' sequences are still where the batch met them. # [rows]"""
+        return batch.everyone if batch.departures == self.departures else self.life[batch.slots] == batch.lives
 
     def clear(self) -> None:
         """All sequences have left and nothing is in flight."""
@@ -267,20 +306,26 @@ class Slots:
 
 
 class StopTokenCounts:
-    """How many sequences each token id may end: one gather finds the rows that need a closer look."""
+    """How many sequences each token id may end: few ids, so that a step's tokens are looked up among them."""
 
-    def __init__(self, vocab_size: int) -> None:
-        self._count = np.zeros(vocab_size + 1, np.int32)  # the last entry is NON_FINITE's, which is -1
-        self._count[vocab_size] = 1
+    def __init__(self) -> None:
+        self._count = Counter((NON_FINITE,))  # by token id; none is below 1
+        self.ids = self._count.keys()  # whatever ids these are now
 
     def add(self, tokens: Iterable[int]) -> None:
-        for token in tokens:
-            self._count[token] += 1
+        self._count.update(tokens)
 
     def remove(self, tokens: Iterable[int]) -> None:
         for token in tokens:
             self._count[token] -= 1
+            if not self._count[token]:
+                del self._count[token]
 
-    def among(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-        """# [rows] → bool [rows]"""
-        return self._count[tokens] > 0
+    def among(self, tokens: list[int]) -> bool:
+        """Whether one of the tokens may end a sequence."""
+        return not self.ids.isdisjoint(tokens)
+
+    def each(self, tokens: list[int]) -> npt.NDArray[np.bool_]:
+        """Which of the tokens may. # [tokens]"""
+        count = self._count
+        return np.array([token in count for token in tokens], np.bool_)

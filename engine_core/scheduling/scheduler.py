@@ -6,18 +6,20 @@ same code and give the same tokens.
 
 from __future__ import annotations
 
+from itertools import chain
+
 import msgspec
 import numpy as np
 
 from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.kv.block_pool import PoolReport
-from penstock.engine_core.scheduling import pausing
 from penstock.engine_core.scheduling.admission import reasons, waiting_adapters
 from penstock.engine_core.scheduling.disaggregation import expire_handovers, release_transfer, transfer_statistics
 from penstock.engine_core.scheduling.disk_tier import (
     check_disk,
     disk_answered,
     disk_statistics,
+    forget_disk,
     list_disk,
     store_ahead,
 )
@@ -30,6 +32,7 @@ from penstock.engine_core.scheduling.host_tier import (
 )
 from penstock.engine_core.scheduling.lifecycle import (
     TOO_SMALL,
+    add,
     cancel,
     end_aside,
     held_blocks,
@@ -40,9 +43,10 @@ from penstock.engine_core.scheduling.lifecycle import (
 from penstock.engine_core.scheduling.options import SchedulingOptions
 from penstock.engine_core.scheduling.plan_builder import MaskWork, mask_work, plan
 from penstock.engine_core.scheduling.recurrent_state import check_states, clear_states
+from penstock.engine_core.scheduling.request import PromptLogprobs
 from penstock.engine_core.scheduling.state import new_state
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
-from penstock.engine_core.scheduling.tracing import RESTARTED, Stay, StepFacts
+from penstock.engine_core.scheduling.tracing import PREEMPTED, RESTARTED, Stay, StepFacts
 from penstock.engine_core.scheduling.update_from_output import apply, follow
 from penstock.engine_core.scheduling.validation import (
     blocks_needed,
@@ -55,7 +59,7 @@ from penstock.engine_core.scheduling.validation import (
 from penstock.protocol.control import PauseMode
 from penstock.protocol.disk_blocks import DiskAnswer, DiskMessage
 from penstock.protocol.images import EncodeImage, ImageEncoded
-from penstock.protocol.messages import Finish, Prefilled, Rejected, StopHit, SubmitTokens
+from penstock.protocol.messages import BlocksAddresses, Finish, Prefilled, Rejected, StopHit, SubmitTokens
 from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.steps import (
     AdapterLoaded,
@@ -90,7 +94,7 @@ class Scheduler:
     @property
     def counts(self) -> tuple[int, int]:
         """Sequences that run and sequences that wait, as the statistics have them."""
-        return len(self._state.slots.occupied()), len(self._state.queue) + len(self._state.steps.pause.held)
+        return self._state.slots.running, len(self._state.queue) + len(self._state.steps.pause.held)
 
     @property
     def epoch(self) -> int:
@@ -161,22 +165,36 @@ class Scheduler:
     @property
     def paused(self) -> bool:
         """Whether the operator's pause holds: nothing runs, and nothing will before it is over."""
-        return pausing.holds(self._state)
+        pause = self._state.steps.pause
+        if pause.mode is None or self._state.steps.in_flight:
+            return False
+        return pause.mode is not PauseMode.WAIT or len(self._state.requests) == len(pause.held)
 
     def pause(self, mode: PauseMode | None, now: float) -> None:
-        """Begin a pause of this mode in place of any other one; None ends it."""
+        """Begin a pause of this mode in place of any other one; None ends it. What was held apart waits from then on,
+        unless the mode is wait."""
         self._state.stats.now = now
-        pausing.pause(self._state, mode)
+        self._state.steps.pause.mode = mode
+        if mode is PauseMode.ABORT:
+            self.abort_all(now)
+        held = {} if mode is PauseMode.WAIT else self._state.steps.pause.held
+        while held:
+            request = held.pop(next(iter(held)))
+            request.since = now
+            add(self._state, request)
 
     def abort_all(self, now: float, rid: str = "") -> None:
         """End every request, or those that are called `rid`."""
         self._state.stats.now = now
-        pausing.abort_all(self._state, rid)
+        for request in list(self._state.requests.values()):
+            if not rid or request.message.rid == rid:
+                cancel(self._state, request, Finish.ABORT)
 
     @property
     def settled(self) -> bool:
         """Whether executors touch no block: no step and no copy between device and host is in flight."""
-        return pausing.settled(self._state)
+        host = self._state.kv.host
+        return not (self._state.steps.in_flight or (host is not None and (host.fetches or host.spills)))
 
     def freeze(self, *, frozen: bool) -> None:
         """Plan no step while it is frozen, whatever the operator's pause is."""
@@ -187,10 +205,30 @@ class Scheduler:
         self._state.steps.pause.closed = closed
 
     def forget_computed(self, now: float, version: str | None = None) -> None:
-        """Forget all that executors have computed: what runs is computed again from its tokens. `version`: of the
-        weights that they have now, where those are others. It is settled."""
-        self._state.stats.now = now
-        pausing.forget_computed(self._state, version)
+        """Forget all that executors have computed: blocks and states of recurrent layers; images and log-probabilities
+        of prompts too, where it was with other weights than those of this version, which they have now. What runs is
+        computed again from its tokens. It is settled."""
+        assert self.settled
+        state = self._state
+        state.stats.now = now
+        for sequence in [sequence for sequence in state.slots.sequences if sequence is not None]:
+            preempt(state, sequence, PREEMPTED)
+        assert not state.kv.fence, "every step has been applied"
+        clear_copies(state)
+        forget_disk(state)
+        state.kv.pool.clear(state.kv.pool.total)
+        state.kv.owners[:] = 0
+        state.refused = None
+        if state.kv.recurrent is not None:
+            clear_states(state.kv.recurrent, None)
+        if version is None:
+            return
+        state.steps.weights = version
+        state.encoder_cache.clear()
+        for request in state.requests.values():
+            for sequence in request.sequences.values():
+                if not sequence.prompt_logprobs.delivered:
+                    sequence.prompt_logprobs = PromptLogprobs()
 
     def begin_with(self, version: str) -> None:
         """A group that has computed nothing yet has the weights of this version."""
@@ -231,15 +269,14 @@ class Scheduler:
             fail_adapter(self._state, failed, message.error)
 
     def image_messages(self) -> list[EncodeImage]:
-        """What executors of the first stage are to encode, behind the plans so far; the caller removes what it has
-        sent."""
+        """What ranks of the first stage are to encode, behind the plans so far; the caller removes what it has sent."""
         return self._state.encoder_cache.messages
 
-    def image_encoded(self, message: ImageEncoded, executor: int, now: float) -> None:
+    def image_encoded(self, message: ImageEncoded, now: float) -> None:
         """An executor has encoded an image, or could not: then the requests that need it end with the reason."""
         self._state.stats.now = now
-        failed, error = self._state.encoder_cache.encoded(message.number, executor, message.error)
-        fail_image(self._state, failed, error)
+        failed = self._state.encoder_cache.encoded(message.number, message.error)
+        fail_image(self._state, failed, message.error)
 
     def copy_messages(self) -> list[CopyBlocks | DiskMessage]:
         """What executors are to copy between the device, the host's memory and the disk, in this order; the caller
@@ -278,10 +315,11 @@ class Scheduler:
         encoder_rows: int | None = None,
         host_blocks: int | None = None,
         disk_blocks: int | None = None,
+        addresses: BlocksAddresses = (),
     ) -> None:
         """A new executor group with empty blocks, empty places for states (of both on the device and in the host's
         memory) and an empty encoder cache, so many of each if their numbers changed, and with whatever is on its disks:
-        everything that ran is recomputed.
+        everything that ran is recomputed. addresses: as SchedulingOptions has them.
         Steps in flight are lost; their results, if they still come, are discarded. Their sequences, and those whose
         images were being encoded, are suspects of the last group's death: see lifecycle.py."""
         state = self._state
@@ -302,7 +340,7 @@ class Scheduler:
         state.kv.owners = np.zeros(state.kv.pool.total + 1, np.int64)
         if state.kv.recurrent is not None:
             clear_states(state.kv.recurrent, state_places)
-        clear_copies(state, host_blocks)
+        clear_copies(state, host_blocks, addresses)
         list_disk(state, disk_blocks)
         state.adapters.clear()
         state.encoder_cache.clear(encoder_rows)
@@ -356,7 +394,8 @@ class Scheduler:
         state = self._state
         tables = [held_blocks(state, sequence) for sequence in state.slots.sequences if sequence is not None]
         tables += copying_tables(state)
-        report = state.kv.pool.check([*tables, *state.kv.fence.tables()], thorough=thorough)
+        tables += [fenced.blocks for fenced in chain(*state.kv.fence.values())]
+        report = state.kv.pool.check(tables, thorough=thorough)
         faults = () if state.kv.recurrent is None else check_states(state, state.kv.recurrent)
         faults += state.encoder_cache.check() + (check_copies(state) + check_disk(state) if thorough else ())
         return msgspec.structs.replace(report, faults=report.faults + faults) if faults else report

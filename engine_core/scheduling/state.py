@@ -13,13 +13,12 @@ import numpy.typing as npt
 from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.grammar.spacing import Habits
 from penstock.engine_core.kv.block_layout import BlockLayout
-from penstock.engine_core.kv.block_pool import BlockPool, Fence
+from penstock.engine_core.kv.block_pool import BlockPool
 from penstock.engine_core.kv.host_tier import HostTier
 from penstock.engine_core.kv.prefix_index import PrefixIndex
 from penstock.engine_core.kv.snapshots import Snapshots
 from penstock.engine_core.scheduling.adapters import AdapterPlaces
 from penstock.engine_core.scheduling.encoder_cache import EncoderCache
-from penstock.engine_core.scheduling.mask_patience import Patience
 from penstock.engine_core.scheduling.options import SchedulingOptions
 from penstock.engine_core.scheduling.outbox import Outboxes
 from penstock.engine_core.scheduling.peak_estimate import Forecast
@@ -36,7 +35,7 @@ from penstock.engine_core.speculation.step_cost import StepCost
 from penstock.protocol.control import FIRST_VERSION, PauseMode
 from penstock.protocol.disk_blocks import DiskMessage
 from penstock.protocol.groups import ReplicaRole
-from penstock.protocol.messages import Finish, KVTransfer
+from penstock.protocol.messages import BlocksAddresses, Finish, KVTransfer
 from penstock.protocol.steps import NO_STATE, CopyBlocks, keep_window
 
 
@@ -90,15 +89,14 @@ class DraftingWork:
     turns: int  # drafts of the row that has the most
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class InFlightStep:
+class InFlightStep(msgspec.Struct, frozen=True, eq=False):
     """A planned step whose result has not come. Its rows are in the order of the result."""
 
     step: int
     batch: RunningBatch
     chunks: tuple[Chunk, ...]
     drafts: Drafts | None = None
-    carried: dict[int, list[int]] = field(default_factory=dict)  # the drafts of rows that have some
+    carried: dict[int, list[int]] = {}  # the drafts of rows that have some
     guided: tuple[GuidedRow, ...] = ()
     awaited_drafts: tuple[AwaitedDrafts, ...] = ()
     drafting_before: DraftingWork | None = None  # the drafting behind the step before
@@ -106,7 +104,7 @@ class InFlightStep:
     depends_on: int = 0  # the last step before it with a guided row: masks of this one depend on those tokens
     planned: float = 0.0  # when
     kept: tuple[KeptState, ...] = ()
-    waits: bool | None = None  # whether rows without masks wait for others' masks; None: there are not both
+    last: bool = False  # its token may be the last that a row's limit allows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,17 +118,26 @@ class SequenceEnd:
     error: str | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Fenced:
+    """A block table and its slot, given up while a step in flight may still write through them."""
+
+    blocks: list[int]
+    slot: int
+
+
 @dataclass(slots=True, eq=False)
 class KVState:
     """The KV blocks: which sequences hold them, what they contain, and which prefixes are being computed."""
 
     pool: BlockPool
     prefix: PrefixIndex
-    fence: Fence
+    fence: dict[int, list[Fenced]]  # by the step in flight that touches them last: it is applied before they are free
     layout: BlockLayout
     owners: npt.NDArray[np.int64]  # [blocks + 1], `life` of the sequence that a held block is accounted to
     # By the hash of the next block to be cached: the sequence that computes it.
     in_flight_prefixes: dict[bytes, Sequence] = field(default_factory=dict)
+    filled: deque[int] = field(default_factory=deque)  # slots that have got another block: the one before is full soon
     recurrent: RecurrentStates | None = None  # None: the model has no recurrent layers
     host: HostCopies | None = None  # None: no blocks are kept in the host's memory
     pressure: bool = False  # the last plan lacked blocks for what runs
@@ -194,6 +201,45 @@ class Store:
 
 
 @dataclass(slots=True, eq=False)
+class Lookup:
+    """Blocks that a shared store is asked for: whether they are there."""
+
+    number: int
+    keys: tuple[bytes, ...]
+    until: float  # for so long a sequence waits for the answer
+    done: bool = False  # nobody waits for it
+    failed: bool = False  # an executor's store did not answer
+    answered: set[int] = field(default_factory=set)  # executors
+    missing: set[int] = field(default_factory=set)  # numbers of keys that one of them lacks
+
+
+LONGEST_REST = 64.0  # seconds that a store is left alone for
+
+
+@dataclass(slots=True)
+class Rest:
+    """A store that fails is left alone, each time twice as long."""
+
+    strikes: int = 0  # times in a row that it failed
+    until: float = 0.0
+
+    def note(self, now: float, *, failed: bool) -> None:
+        self.strikes = self.strikes + 1 if failed else 0
+        if failed:
+            self.until = now + min(2.0**self.strikes, LONGEST_REST)
+
+
+@dataclass(slots=True, eq=False)
+class Lookups:
+    """What a shared store is asked for."""
+
+    open: dict[int, Lookup] = field(default_factory=dict)  # by number
+    rest: Rest = field(default_factory=Rest)  # from asking, after answers or reads that failed
+    count: int = 0  # totals since start: see DiskTierStatistics
+    failed: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class Listing:
     """What executors say is on disk. Before all have, nothing is written there or read from there."""
 
@@ -204,21 +250,25 @@ class Listing:
 
 @dataclass(slots=True, eq=False)
 class DiskCopies:
-    """KV blocks on disk, and those on their way between it and the host's memory. Without one there are no places."""
+    """KV blocks on disk, and those on their way between it and the host's memory. Without one there are no places.
+
+    shared: it is a store that other servers use as well. Its places are no memory, but what is remembered of it: blocks
+    that were there when it was asked, or that have been written."""
 
     tier: HostTier
     queue: deque[bytes]  # what has come to the host's memory and is to be written
+    shared: bool = False
+    lookups: Lookups = field(default_factory=Lookups)
     listing: Listing | None = None
     loads: dict[int, Load] = field(default_factory=dict)  # by number
     stores: dict[int, Store] = field(default_factory=dict)
     loading: dict[bytes, Load] = field(default_factory=dict)  # by key
     storing: set[bytes] = field(default_factory=set)  # keys
     # Of sequences without a slot: what they wait for, or have waited for.
-    waiting: dict[Sequence, Load] = field(default_factory=dict)
+    waiting: dict[Sequence, Load | Lookup] = field(default_factory=dict)
     block_seconds: float = 0.0  # that reading a block takes
     measured: float = 0.0  # when that was measured last
-    rest_until: float = 0.0  # nothing is written before: it failed
-    strikes: int = 0  # times in a row that it did
+    writes: Rest = field(default_factory=Rest)
     stored: int = 0  # totals since start: see DiskTierStatistics
     lost: int = 0
     loaded: int = 0
@@ -242,6 +292,7 @@ class Transfers:
     eager: bool  # what sequences have filled is copied at once
     stamps: dict[int, int] = field(default_factory=dict)  # of blocks that have been copied, or are
     handovers: dict[int, Handover] = field(default_factory=dict)  # by request
+    addresses: BlocksAddresses = ()  # where other hosts read them, by executor
     counters: TransferCounters = field(default_factory=TransferCounters)
 
 
@@ -264,6 +315,7 @@ class HostCopies:
     # Of sequences without a slot: what they wait for, or have waited for.
     waiting: dict[Sequence, Fetch] = field(default_factory=dict)
     block_seconds: float = 0.0  # that fetching a block takes
+    measured: float = 0.0  # when that was measured last
     position_seconds: float = 0.0  # that computing a position takes; 0: it is not known
     copied: int = 0  # totals since start: see HostTierStatistics
     lost: int = 0
@@ -301,8 +353,8 @@ class SpeculationState:
     """What was learned of drafts, and what they cost."""
 
     device_drafts: DeviceDrafts
+    cost: StepCost
     acceptance: Acceptance = field(default_factory=Acceptance)  # of all sequences' drafts
-    cost: StepCost = field(default_factory=StepCost)
     jump_forward: JumpForward = field(default_factory=JumpForward)
     habits: Habits = field(default_factory=Habits)  # where outputs put whitespace between JSON tokens
     drafted: DraftingWork | None = None  # the drafting behind the last planned step
@@ -310,17 +362,14 @@ class SpeculationState:
 
 @dataclass(slots=True, eq=False)
 class PauseState:
-    """Why no step is planned; see pausing.py."""
+    """Why no step is planned. In mode wait the requests that are there run to their ends first, and those that come are
+    held apart: they have no place in the queue, so they can stand in nobody's way. The operator's mode and `frozen` are
+    told apart: one does not end the other."""
 
     mode: PauseMode | None = None  # the operator's
     frozen: bool = False  # executors' weights, or what they have computed, are being changed
     closed: bool = False  # what runs goes on, and nothing that waits begins: the executors are about to sleep
     held: dict[int, Request] = field(default_factory=dict)  # by id: requests that came since, in mode wait
-
-    @property
-    def plans(self) -> bool:
-        """Whether steps are planned."""
-        return not self.frozen and self.mode in (None, PauseMode.WAIT)
 
 
 @dataclass(slots=True, eq=False)
@@ -332,7 +381,6 @@ class StepState:
     stopped: dict[int, SequenceEnd] = field(default_factory=dict)  # guided rows that end with the step last followed
     wanted: list[Guide] = field(default_factory=list)  # whose next masks are to be made beside the steps
     long_mask: float = 0.0  # seconds of making one, from which on rows do not wait for it
-    patience: Patience = field(default_factory=Patience)
     pause: PauseState = field(default_factory=PauseState)
     planned: int = 0  # last planned step
     followed: int = 0  # last step whose tokens the guides have taken
@@ -394,8 +442,11 @@ def new_state(options: SchedulingOptions) -> SchedulerState:
         slots=Slots(options.max_num_seqs, options.layout(), options.stages),
         queue=RequestQueue(fair=options.fairness),
         forecast=Forecast(options.expected_share),
-        stop_tokens=StopTokenCounts(options.vocab_size),
-        spec=SpeculationState(DeviceDrafts(options.max_num_seqs, options.speculation.own_drafts)),
+        stop_tokens=StopTokenCounts(),
+        spec=SpeculationState(
+            DeviceDrafts(options.max_num_seqs, options.speculation.own_drafts),
+            StepCost(measured=options.speculation.adaptive),
+        ),
         microbatches=MicroBatchState(
             np.zeros((options.stages, options.max_num_seqs), bool), [None] * options.stages, list(range(options.stages))
         ),
@@ -412,7 +463,7 @@ def new_kv_state(options: SchedulingOptions) -> KVState:
     return KVState(
         BlockPool(options.blocks, prefix),
         prefix,
-        Fence(),
+        {},
         options.layout(),
         np.zeros(options.blocks + 1, np.int64),
         recurrent=new_recurrent_states(options) if options.recurrent else None,
@@ -424,8 +475,10 @@ def new_host_copies(options: SchedulingOptions) -> HostCopies:
     """Every block of the host's memory is free."""
     two_steps = 2 * -(-options.max_num_batched_tokens // options.block_size) * len(options.windows)
     reserve = min(two_steps, options.blocks // 2)
-    disk = DiskCopies(HostTier(options.disk_blocks, "the disk"), deque(maxlen=options.host_blocks))
-    transfers = Transfers(options.role is ReplicaRole.PREFILL)
+    disk = DiskCopies(
+        HostTier(options.disk_blocks, "the disk"), deque(maxlen=options.host_blocks), shared=options.kv_store
+    )
+    transfers = Transfers(options.role is ReplicaRole.PREFILL, addresses=options.addresses)
     return HostCopies(HostTier(options.host_blocks), reserve, disk, transfers, filled=deque(maxlen=max(reserve, 1)))
 
 

@@ -19,11 +19,11 @@ from penstock.engine_core.scheduling.drafting import (
     update_jump_forward,
 )
 from penstock.engine_core.scheduling.host_tier import copy_ahead, observe
-from penstock.engine_core.scheduling.lifecycle import cache_blocks_to, end, release
+from penstock.engine_core.scheduling.lifecycle import cache_blocks, end, release
 from penstock.engine_core.scheduling.outbox import Rows, end_rows, joined, note
 from penstock.engine_core.scheduling.recurrent_state import publish_states
 from penstock.engine_core.scheduling.request import Request, Sequence, finish_reason
-from penstock.engine_core.scheduling.running_batch import GuidedRow, RunningBatch
+from penstock.engine_core.scheduling.running_batch import NON_FINITE, Flags, GuidedRow, Ints, RunningBatch
 from penstock.engine_core.scheduling.state import Chunk, InFlightStep, SchedulerState, SequenceEnd
 from penstock.engine_core.scheduling.tracing import PrefillChunk
 from penstock.engine_core.scheduling.windows import release_behind
@@ -38,7 +38,6 @@ LONG_MASK = 0.25  # of a step's time: masks that are made faster come before its
 FORGETTING = 0.8  # what a mask that was there leaves of the seconds that one took which was not
 NOT_FINITE = "the model produced non-finite logits for this request"
 BROKEN_OFF = "the output ended inside its structure"
-NON_FINITE = -1  # the token of a row whose logits were not finite
 
 
 def apply(state: SchedulerState, result: StepResult) -> None:
@@ -53,9 +52,7 @@ def apply(state: SchedulerState, result: StepResult) -> None:
     state.steps.applied = inflight.step
     if result.prompt_logprobs:
         collect_prompt_logprobs(inflight, result)
-    if inflight.waits is not None and not inflight.chunks:
-        state.steps.patience.observe(inflight.waits, result.busy, result.waited)
-    if state.slots.drafters or state.spec.device_drafts.most:
+    if state.slots.drafters.count or state.spec.device_drafts.most:
         finish_drafts(state, inflight, result)
     if state.traces.running:
         now = state.stats.now
@@ -63,13 +60,15 @@ def apply(state: SchedulerState, result: StepResult) -> None:
             record = PrefillChunk(inflight.step, chunk.start, chunk.count, inflight.planned, now)
             state.traces.chunk(chunk.sequence, record, last=chunk.sample)
     take(state, inflight, result)
+    if state.kv.filled:
+        cache_filled_blocks(state)
     if result.vectors:
         take_vectors(state, inflight, result)
     if state.kv.recurrent is not None and inflight.kept:
         publish_states(state.kv.recurrent, inflight.kept)
     if state.kv.layout.kinds:
         release_behind(state, inflight)
-    for fenced in state.kv.fence.open(inflight.step):
+    for fenced in state.kv.fence.pop(inflight.step, ()):
         release(state, fenced)
     if state.encoder_cache.rows:
         state.encoder_cache.applied(inflight.step)
@@ -80,18 +79,56 @@ def apply(state: SchedulerState, result: StepResult) -> None:
 
 def take(state: SchedulerState, inflight: InFlightStep, result: StepResult) -> None:
     """Append each row's tokens to its sequence, end sequences, hand the rows to the outboxes."""
-    slots, batch = state.slots, inflight.batch
-    kept = slots.life[batch.slots] == batch.lives  # rows whose sequence is still where the step met it
-    entries = np.frombuffer(result.token_ids, np.int32)
-    tokens, counts = append_tokens(inflight, entries, whole=bool(kept.all()))
-    settled = batch.slots[kept]
-    slots.num_tokens[settled] += 1 if inflight.drafts is None else counts[kept]
-    if inflight.drafts is not None:
-        roll_back_rejected(state, inflight, inflight.drafts, counts, kept.nonzero()[0])
-        record_acceptance(state, inflight, inflight.drafts, kept, counts)
+    slots, batch, drafts = state.slots, inflight.batch, inflight.drafts
+    kept, whole = slots.kept(batch), batch.departures == slots.departures
+    tokens, counts = append_tokens(inflight, result, whole=whole)
+    settled = batch.slots if whole else batch.slots[kept]
+    if drafts is None:
+        slots.num_tokens[settled] += 1
+    else:
+        slots.num_tokens[settled] += counts[kept]
+        roll_back_rejected(state, inflight, drafts, counts, kept.nonzero()[0])
+        record_acceptance(state, inflight, drafts, kept, counts)
     if state.traces.running:
         state.traces.mark(settled, slots, state.stats.now)
-    suspects = state.stop_tokens.among(tokens)  # rows that a token of theirs may end
+    ended_rows = state.steps.stopped
+    if not whole or drafts is not None or inflight.last or state.stop_tokens.among(tokens.tolist()):
+        ended_rows = find_ends(state, inflight, kept, settled, tokens, counts)
+    surplus, taken, finish = len(tokens), counts, batch.unfinished
+    if ended_rows:
+        take_back(state, ended_rows, counts)
+        tokens, counts = shortened(tokens, taken, ended_rows)
+        finish = finish.copy()
+    extras = first_token_extras(state, inflight, kept) if inflight.chunks else {}
+    if drafts is not None:
+        count_drafts(state, inflight, drafts, kept, taken, counts, extras)
+    if result.logprobs:
+        attach_logprobs(inflight, result, counts, extras)
+    for row, found in ended_rows.items():
+        if found.finish != Finish.PREFILLED:  # of which `Prefilled` tells
+            finish[row] = found.finish
+        if not found.tokens:
+            extras.pop(row, None)  # they are those of a token that does not count
+        note(extras, row, drafted=found.sequence.drafted, stop_token=found.stop_token, error=found.error)
+        end(state, found.sequence, found.finish)
+    given = len(tokens) if whole else int(counts[kept].sum())
+    state.stats.totals.output_tokens += given
+    state.stats.totals.surplus_tokens += surplus - given
+    deliver(state, batch, kept, Rows(batch.ids, batch.numbers, counts, finish, tokens, extras))
+
+
+def find_ends(
+    state: SchedulerState,
+    inflight: InFlightStep,
+    kept: Flags,
+    settled: Ints,
+    tokens: npt.NDArray[np.int32],
+    counts: npt.NDArray[np.int32],
+) -> dict[int, SequenceEnd]:
+    """The rows whose sequences end with the tokens that were appended to them. Rows of sequences preempted since become
+    `kept`. # tokens: [tokens]; counts, kept: [rows]"""
+    slots, batch = state.slots, inflight.batch
+    suspects = state.stop_tokens.each(tokens.tolist())  # rows that a token of theirs may end
     if inflight.drafts is not None:
         suspects = np.logical_or.reduceat(suspects, np.cumsum(counts) - counts)
     suspects[kept] |= slots.num_tokens[settled] >= slots.limit[settled]
@@ -103,49 +140,27 @@ def take(state: SchedulerState, inflight: InFlightStep, result: StepResult) -> N
     suspects[batch.guided] = False
     rows = (suspects & kept).nonzero()[0].tolist()
     ended_rows = check_stop_rows(inflight, rows, tokens, counts) if rows else {}
-    if state.steps.stopped:
-        ended_rows = dict(sorted((ended_rows | state.steps.stopped).items()))
-    surplus, taken = len(tokens), counts
-    if ended_rows:
-        take_back(state, ended_rows, counts)
-        tokens, counts = shortened(tokens, taken, ended_rows)
-    extras = first_token_extras(state, inflight, kept) if inflight.chunks else {}
-    if inflight.drafts is not None:
-        count_drafts(state, inflight, inflight.drafts, kept, taken, counts, extras)
-    cache_full_blocks(state, settled)
-    if result.logprobs:
-        attach_logprobs(inflight, result, counts, extras)
-    finish = np.zeros(len(counts), np.uint8)
-    for row, found in ended_rows.items():
-        if found.finish != Finish.PREFILLED:  # of which `Prefilled` tells
-            finish[row] = found.finish
-        if not found.tokens:
-            extras.pop(row, None)  # they are those of a token that does not count
-        note(extras, row, drafted=found.sequence.drafted, stop_token=found.stop_token, error=found.error)
-        end(state, found.sequence, found.finish)
-    given = int(counts[kept].sum())
-    state.stats.totals.output_tokens += given
-    state.stats.totals.surplus_tokens += surplus - given
-    deliver(state, batch, kept, Rows(batch.ids, batch.numbers, counts, finish, tokens, extras))
+    return dict(sorted((ended_rows | state.steps.stopped).items())) if state.steps.stopped else ended_rows
 
 
 def append_tokens(
-    inflight: InFlightStep, entries: npt.NDArray[np.int32], *, whole: bool
+    inflight: InFlightStep, result: StepResult, *, whole: bool
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """Append what each row gave to its sequence. Returns the tokens that were not rejected, and how many of them are
-    each row's. `whole`: no sequence has left its slot since. # [entries] → [tokens], [rows]"""
+    each row's. `whole`: no sequence has left its slot since. # [tokens], [rows]"""
     batch, drafts = inflight.batch, inflight.drafts
+    entries = np.frombuffer(result.token_ids, np.int32)
     if drafts is None:
         assert len(entries) == len(batch.slots), "one token for each row that samples"
         values: list[int] = entries.tolist()
         if whole:
             for append, token in zip(batch.appends, values, strict=True):
                 append(token)
-            return entries, np.ones(len(entries), np.int32)
+            return entries, batch.single
         for sequence, token in zip(batch.sequences, values, strict=True):
             if not sequence.ended:
                 sequence.tokens.append(token)
-        return entries, np.ones(len(entries), np.int32)
+        return entries, batch.single
     sizes = drafts.sizes(len(batch.slots))
     assert len(entries) == sizes.sum(), "a token for each entry of the rows that sample"
     valid = entries != REJECTED
@@ -206,20 +221,15 @@ def attach_logprobs(
         note(extras, row, logprobs=joined(parts))
 
 
-def cache_full_blocks(state: SchedulerState, settled: npt.NDArray[np.int64]) -> None:
+def cache_filled_blocks(state: SchedulerState) -> None:
     """Cache blocks that decoding has filled, a bounded number per step: rows that began together fill them together."""
-    slots = state.slots
-    full = np.minimum(slots.num_computed_tokens[settled], slots.num_tokens[settled]) // state.options.block_size
-    rows = (full > slots.blocks.cached[settled]).nonzero()[0][:MOST_CACHED]
-    for slot, blocks in zip(settled[rows].tolist(), full[rows].tolist(), strict=True):
-        sequence = slots.sequences[slot]
-        assert sequence is not None
-        cache_blocks_to(state, sequence, blocks)
+    for _ in range(min(len(state.kv.filled), MOST_CACHED)):
+        sequence = state.slots.sequences[state.kv.filled.popleft()]
+        if sequence is not None:  # who has left has cached them
+            cache_blocks(state, sequence)
 
 
-def first_token_extras(
-    state: SchedulerState, inflight: InFlightStep, kept: npt.NDArray[np.bool_]
-) -> dict[int, TokenExtra]:
+def first_token_extras(state: SchedulerState, inflight: InFlightStep, kept: Flags) -> dict[int, TokenExtra]:
     """Of the rows that end a chunk: what comes with a sequence's first token."""
     extras: dict[int, TokenExtra] = {}
     row = len(inflight.batch.sequences) - sum([chunk.sample for chunk in inflight.chunks])
@@ -271,16 +281,16 @@ def collect_prompt_logprobs(inflight: InFlightStep, result: StepResult) -> None:
         sequence.prompt_logprobs.positions += fresh
 
 
-def deliver(state: SchedulerState, batch: RunningBatch, kept: npt.NDArray[np.bool_], rows: Rows) -> None:
+def deliver(state: SchedulerState, batch: RunningBatch, kept: Flags, rows: Rows) -> None:
     """Split the rows by source. Rows of sequences that had ended are thrown away."""
     if batch.source >= 0:
-        if bool(kept.all()):
-            state.outboxes[batch.source].put(rows)
+        if kept is batch.everyone or bool(kept.all()):
+            state.outboxes[batch.source].rows.append(rows)
         elif bool(kept.any()):
-            state.outboxes[batch.source].put(select(rows, kept))
+            state.outboxes[batch.source].rows.append(select(rows, kept))
         return
     for source in np.unique(batch.sources[kept]).tolist():
-        state.outboxes[source].put(select(rows, kept & (batch.sources == source)))
+        state.outboxes[source].rows.append(select(rows, kept & (batch.sources == source)))
 
 
 def select(rows: Rows, mask: npt.NDArray[np.bool_]) -> Rows:
@@ -310,9 +320,8 @@ def follow(state: SchedulerState, result: StepResult) -> None:
     if not inflight.guided:
         return
     state.spec.jump_forward.meet(len(inflight.batch.slots), state.spec.cost)
-    tokens = np.frombuffer(result.token_ids, np.int32)
-    entries: list[int] = tokens.tolist()
-    for guided in inflight.guided if len(inflight.guided) < MANY else follow_plain(state, inflight, tokens):
+    entries: list[int] = np.frombuffer(result.token_ids, np.int32).tolist()
+    for guided in inflight.guided if len(inflight.guided) < MANY else follow_plain(state, inflight, entries):
         sequence, entry = guided.sequence, guided.entry
         if sequence.ended:
             continue
@@ -331,28 +340,26 @@ def follow(state: SchedulerState, result: StepResult) -> None:
         if sequence.drafter is not None:
             update_jump_forward(sequence.drafter, guide, state.spec.jump_forward, len(sequence.tokens) + 1)
             if sequence.slot >= 0:
-                state.slots.note_drafter(sequence)
+                state.slots.drafters.note(sequence)
 
 
-def follow_plain(state: SchedulerState, inflight: InFlightStep, tokens: npt.NDArray[np.int32]) -> list[GuidedRow]:
+def follow_plain(state: SchedulerState, inflight: InFlightStep, entries: list[int]) -> list[GuidedRow]:
     """Advance guides that go on for certain, where no draft is to be found either: there is nothing else to do for
-    their rows. Returns the other guided rows. # tokens: [entries]"""
+    their rows. Returns the other guided rows."""
     slots, batch, jump_forward = state.slots, inflight.batch, state.spec.jump_forward
-    rows, places = batch.guided, batch.slots[batch.guided]
-    if inflight.drafts is None:
-        taken = tokens[rows]
-        aside = state.stop_tokens.among(taken)
-    else:
-        taken = tokens[[guided.entry for guided in inflight.guided]]
-        aside = state.stop_tokens.among(taken) | np.array([bool(guided.drafts) for guided in inflight.guided])
-    aside |= slots.life[places] != batch.lives[rows]
-    aside |= slots.num_tokens[places] + 1 >= slots.limit[places]
-    aside |= slots.gain[places] >= jump_forward.least
-    plain = (~aside).nonzero()[0]
-    if (probed := jump_forward.refuse(len(plain))) >= 0:
-        aside[plain[probed]] = True
+    rows, places = batch.guided_rows, batch.guided_rows.places
+    aside = slots.drafters.gain[places] >= jump_forward.least
+    if inflight.drafts is not None:
+        aside |= np.array([bool(guided.drafts) for guided in inflight.guided])
+    if batch.departures != slots.departures:
+        aside |= slots.life[places] != batch.lives[batch.guided]
+    if inflight.last:
+        aside |= slots.num_tokens[places] + 1 >= slots.limit[places]
+    if (probed := jump_forward.refuse(len(places) - int(np.count_nonzero(aside)))) >= 0:
+        aside[(~aside).nonzero()[0][probed]] = True
+    taken = entries if len(entries) == len(places) else [entries[guided.entry] for guided in inflight.guided]
     most = min(state.options.depth, state.options.ahead) - 1  # forced tokens that steps in flight bring anyway
-    others = go_on(batch.guided_rows.guides, taken.tolist(), aside.tolist(), most, state.steps.long_mask)
+    others = go_on(rows.guides, taken, aside.tolist(), state.stop_tokens.ids, most, state.steps.long_mask)
     return [inflight.guided[place] for place in others]
 
 

@@ -29,7 +29,7 @@ def release_behind(state: SchedulerState, inflight: InFlightStep) -> None:
 def settled(state: SchedulerState, inflight: InFlightStep) -> tuple[Ints, Ints]:
     """Slots of the step whose sequence is still there, and the first position of each that may still be computed."""
     slots, batch = state.slots, inflight.batch
-    rows = batch.slots[slots.life[batch.slots] == batch.lives]
+    rows = batch.slots[slots.kept(batch)]
     reach = slots.num_tokens[rows] - 1
     parts = [chunk for chunk in inflight.chunks if not chunk.sample and chunk.sequence.slot >= 0]
     if not parts:

@@ -32,12 +32,15 @@ class Recent:
 
     def __init__(self) -> None:
         self.seconds: deque[float] = deque(maxlen=RECENT)
-        self.median = 0.0
         self.at = 0  # the last step or drafting
+
+    @property
+    def median(self) -> float:
+        return median(self.seconds)
 
     def observe(self, seconds: float, at: int) -> None:
         self.seconds.append(seconds)
-        self.median, self.at = median(self.seconds), at
+        self.at = at
 
 
 class Samples(Recent):
@@ -47,7 +50,11 @@ class Samples(Recent):
         super().__init__()
         self.positions: deque[int] = deque(maxlen=RECENT)
         self.further: deque[int] = deque(maxlen=RECENT)
-        self.place = 0.0  # further positions, on average
+
+    @property
+    def place(self) -> float:
+        """Further positions, on average."""
+        return fmean(self.further)
 
 
 class StepCost:
@@ -64,11 +71,20 @@ class StepCost:
             return
         self._steps += 1
         further = positions - rows
-        samples = self._classes.setdefault(half_octave(rows), {}).setdefault(half_octave(further + 1), Samples())
+        classes, key = self._classes.setdefault(half_octave(rows), {}), half_octave(further + 1)
+        samples = classes.get(key)
+        if samples is None:
+            samples = classes[key] = Samples()
         samples.observe(seconds, self._steps)
         samples.positions.append(positions)
         samples.further.append(further)
-        samples.place = fmean(samples.further)
+
+    def plain(self, rows: int) -> float | None:
+        """Seconds of a step with these rows and nothing further, if such steps are known."""
+        samples = self._classes.get(half_octave(rows), {}).get(half_octave(1))
+        if samples is None or len(samples.seconds) < KNOWN or self._steps - samples.at > STALE:
+            return None
+        return samples.median
 
     def seconds(self, rows: int, positions: Floats) -> Floats | None:
         """Of steps with these rows and positions; None if nothing is known. # [n] → [n]"""
@@ -132,6 +148,9 @@ def draft_lengths(
     give one token for each row and each draft's chance of one. Drafts are taken by falling chance, so that each row
     keeps a beginning of its own, up to the number with the most tokens per second.
     """
+    plain = cost.plain(rows)
+    if plain is not None and sum(map(sum, chances)) * plain < host * rows:
+        return [0] * len(chances)  # even if further positions cost nothing
     flat = np.fromiter(chain.from_iterable(chances), np.float64)
     order = np.argsort(-flat, kind="stable")[:most]
     if not len(order):

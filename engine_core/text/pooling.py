@@ -51,7 +51,6 @@ def pooled_submission(
         priority=request.priority,
         cache_salt=request.cache_salt,
         trace=request.trace,
-        arrival=request.arrival,
         client=request.client,
         adapter=request.adapter,
         rid=request.rid,

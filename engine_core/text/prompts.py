@@ -119,7 +119,6 @@ class Prompter:
             priority=request.priority,
             cache_salt=request.cache_salt,
             trace=request.trace,
-            arrival=request.arrival,
             client=request.client,
             adapter=request.adapter,
             turns=turn_ends(token_ids, self._limits.eos_token_ids) if self._limits.recurrent else (),

@@ -8,7 +8,7 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import msgspec
 from tokenizers import AddedToken, Tokenizer
@@ -17,37 +17,6 @@ from penstock.engine_core.models.config_file import decode_json, unreadable
 from penstock.protocol.errors import ModelError
 
 OTHER_FILES = ("*.model", "vocab.*", "*.tiktoken", "tekken.json", "tokenizer_config.json")
-
-
-class Codec(Protocol):
-    """What a vocabulary needs of a tokenizer library."""
-
-    size: int  # ids are below it
-    decoder: dict[str, Any]  # tokenizer.json's description of the decoder; {} when there is none
-    special: frozenset[int]  # what skip_special_tokens leaves out
-    added: frozenset[int]  # split off whole in texts, special or not
-    names: Mapping[str, str]  # bos_token and its like, where the library knows them by itself
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
-
-    def encode_pair(self, first: str, second: str, most: int, keep_first: bool) -> tuple[list[int], int]:
-        """Ids of two texts as the post-processor joins them, at most so many, of which the longer text loses first and
-        `keep_first` keeps beginnings; and the first of them of the second type, 0 where all are of the first."""
-
-    def encode_pieces(self, pieces: Sequence[str], controls: frozenset[str], add_special_tokens: bool) -> list[int]:
-        """Ids of plain text and control tokens in turn, the first and the last plain. Nothing in plain text is taken
-        for one of `controls`, which are the same at every call."""
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of all ids, special ones included."""
-
-    def tokens(self) -> list[str]:
-        """Every token by its id, as the vocabulary writes it; empty for an id without one."""
-
-    def token_id(self, token: str) -> int | None: ...
-
-    def mark_special(self, tokens: Iterable[str]) -> None:
-        """Have these tokens, as far as the vocabulary holds them, split off whole in texts and count as special."""
 
 
 @contextlib.contextmanager
@@ -62,7 +31,12 @@ def panics() -> Iterator[None]:
 
 
 class FastCodec:
-    """A `tokenizers.Tokenizer`. Its encode releases the GIL and may run in several threads."""
+    """A `tokenizers.Tokenizer`. Its encode releases the GIL and may run in several threads.
+
+    size: ids are below it. decoder: tokenizer.json's description of the decoder; {} when there is none. special: what
+    skip_special_tokens leaves out. added: tokens split off whole in texts, special or not. names: bos_token and its
+    like, where the library knows them by itself.
+    """
 
     def __init__(self, tokenizer: Tokenizer, names: Mapping[str, str] | None = None) -> None:
         tokenizer.no_truncation()
@@ -83,7 +57,8 @@ class FastCodec:
         return ids
 
     def encode_pair(self, first: str, second: str, most: int, keep_first: bool) -> tuple[list[int], int]:
-        """As `Codec.encode_pair`."""
+        """Ids of two texts as the post-processor joins them, at most so many, of which the longer text loses first and
+        `keep_first` keeps beginnings; and the first of them of the second type, 0 where all are of the first."""
         tokenizer = self._tokenizer
         with panics():
             one, other = (tokenizer.encode(text, add_special_tokens=False) for text in (first, second))
@@ -94,17 +69,20 @@ class FastCodec:
         return found.ids, second_type(found.type_ids)
 
     def encode_pieces(self, pieces: Sequence[str], controls: frozenset[str], add_special_tokens: bool) -> list[int]:
-        """As `Codec.encode_pieces`."""
+        """Ids of plain text and control tokens in turn, the first and the last plain. Nothing in plain text is taken
+        for one of `controls`, which are the same at every call."""
         if self._plain is None:
             self._plain = PlainTokenizer(self._tokenizer, controls)
         with panics():
             return self._plain.encode(pieces, add_special_tokens)
 
     def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of all ids, special ones included."""
         with panics():
             return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def tokens(self) -> list[str]:
+        """Every token by its id, as the vocabulary writes it; empty for an id without one."""
         found = [""] * self.size
         for token, token_id in self._tokenizer.get_vocab(with_added_tokens=False).items():
             found[token_id] = token
@@ -117,8 +95,7 @@ class FastCodec:
         return token_id
 
     def mark_special(self, tokens: Iterable[str]) -> None:
-        from tokenizers import AddedToken
-
+        """Have these tokens, as far as the vocabulary holds them, split off whole in texts and count as special."""
         known = {token: token_id for token in tokens if (token_id := self.token_id(token)) is not None}
         fresh = {token: token_id for token, token_id in known.items() if token_id not in self.special}
         if fresh:
@@ -127,7 +104,7 @@ class FastCodec:
 
 
 class SlowCodec:
-    """A tokenizer class of transformers that runs in Python."""
+    """A tokenizer class of transformers that runs in Python. It has what `FastCodec` has."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -141,7 +118,7 @@ class SlowCodec:
         return [int(i) for i in self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False)]
 
     def encode_pair(self, first: str, second: str, most: int, keep_first: bool) -> tuple[list[int], int]:
-        """As `Codec.encode_pair`."""
+        """As `FastCodec.encode_pair`."""
         texts = [self.encode(text, False) for text in (first, second)]
         room = max(0, most - self._tokenizer.num_special_tokens_to_add(pair=True))
         lengths = shares(len(texts[0]), len(texts[1]), room)
@@ -153,7 +130,7 @@ class SlowCodec:
         return ids, second_type(self._tokenizer.create_token_type_ids_from_sequences(one, other))
 
     def encode_pieces(self, pieces: Sequence[str], controls: frozenset[str], add_special_tokens: bool) -> list[int]:
-        """As `Codec.encode_pieces`; plain text has no added token at all, since these classes know no other way."""
+        """As `FastCodec.encode_pieces`; plain text has no added token at all, since these classes know no other way."""
         del controls
         found: list[int] = []
         for number, piece in enumerate(pieces):
@@ -186,6 +163,9 @@ class SlowCodec:
     def mark_special(self, tokens: Iterable[str]) -> None:
         found = (self.token_id(token) for token in tokens)
         self.special |= {token_id for token_id in found if token_id is not None}
+
+
+Codec: TypeAlias = FastCodec | SlowCodec
 
 
 def shares(first: int, second: int, room: int) -> tuple[int, int]:

@@ -49,11 +49,11 @@ class Spelling(msgspec.Struct, frozen=True):
 class Vocabulary:
     """One tokenizer. Encoding is safe in threads. Tables of tokens fill as tokens are seen; of BYTES, at the start."""
 
-    def __init__(self, codec: Codec, names: Mapping[str, str], spelling: Spelling | None = None) -> None:
+    def __init__(self, codec: Codec, names: Mapping[str, str]) -> None:
         codec.mark_special(names.values())
         self._codec = codec
         self.names = dict(names)  # bos_token and its like, as templates know them
-        self.spelling = spelling or read_spelling(codec.decoder)
+        self.spelling = read_spelling(codec.decoder)
         self.size = codec.size
         self.special = codec.special
         self.added = codec.added
@@ -76,11 +76,11 @@ class Vocabulary:
         return self._codec.encode(text, add_special_tokens)
 
     def encode_pair(self, first: str, second: str, most: int, *, keep_first: bool) -> tuple[list[int], int]:
-        """Token ids of two texts as the model wants them joined: see `Codec.encode_pair`."""
+        """Token ids of two texts as the model wants them joined: see `FastCodec.encode_pair`."""
         return self._codec.encode_pair(first, second, most, keep_first)
 
     def encode_pieces(self, pieces: Sequence[str], controls: frozenset[str], *, add_special_tokens: bool) -> list[int]:
-        """Token ids of plain text and control tokens in turn: see `Codec.encode_pieces`."""
+        """Token ids of plain text and control tokens in turn: see `FastCodec.encode_pieces`."""
         return self._codec.encode_pieces(pieces, controls, add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:

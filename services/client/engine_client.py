@@ -273,11 +273,15 @@ class EngineClient:
 
     def _check_room(self, count: int) -> None:
         """Raise Overloaded where so many requests more would be too many."""
-        if len(self._requests) + self._reserved + count > self._limits.unfinished:
+        unfinished, most = len(self._requests) + self._reserved, self._limits.unfinished
+        if unfinished + count > most:
             self._refused += 1
-            raise Overloaded("too many requests are waiting; try again later", retry_after=self.retry_after())
+            told = (
+                f"{unfinished} requests are unfinished; at most {most} may be (--max-queued-requests); try again later"
+            )
+            raise Overloaded(told, retry_after=self.retry_after())
         unloaded = self._limits.unloaded
-        if unloaded is not None and len(self._requests) + self._reserved + count > unloaded:
+        if unloaded is not None and unfinished + count > unloaded:
             status = self.replicas.status
             if status is not None and not status.loaded:
                 self._refused += 1

@@ -109,5 +109,7 @@ def tokenizer_info(folder: Path, override: str) -> bytes:
         try:
             info["chat_template"] = template.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError("--chat-template", override, f"a file with a jinja template: {error}") from None
+            raise ConfigError(
+                "--chat-template", override, f"it must be a file with a jinja template: {error}"
+            ) from None
     return msgspec.json.encode(info)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import mimetypes
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -134,8 +133,7 @@ class Conversation:
             data = Path(name).expanduser().read_bytes()
         except (OSError, ValueError) as error:
             raise ConfigError(option, name, f"it must be a file with a picture: {error}") from error
-        kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
-        url = f"data:{kind};base64,{base64.b64encode(data).decode()}"
+        url = f"data:application/octet-stream;base64,{base64.b64encode(data).decode()}"  # its name may say a wrong type
         self._pictures.append({"type": "image_url", "image_url": {"url": url}})
 
     def answer(self, question: str | list[dict[str, Any]]) -> None:

@@ -38,6 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def command(namespace: argparse.Namespace, effective: Effective) -> int:
     """Write the folder, and print a table. Raises ConfigError for OUT, and ModelError for the model's folder."""
+    if "model" not in effective.origins:
+        raise ConfigError("OUT", None, f"it is missing: `penstock quantize {namespace.out} OUT` writes the folder OUT")
     config, out, began = effective.config, Path(namespace.out), time.monotonic()
     path = folder.resolve(config.model.model, config.model.revision)
     spec = read_spec(path, namespace.format)

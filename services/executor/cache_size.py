@@ -77,8 +77,8 @@ def count_blocks(
         blocks = given_blocks(shape, executor.kv_cache_memory)
         blocks = check_blocks(shape, blocks, "--kv-cache-memory", executor.kv_cache_memory)
         if options.device.type == "cpu":
-            each, there = shape.block_bytes, available_memory()
-            host_places("--kv-cache-memory", executor.kv_cache_memory, each, "a KV block", there)
+            there = available_memory()
+            host_places("--kv-cache-memory", executor.kv_cache_memory, shape.block_bytes, "a KV block", there)
         return blocks, places(executor.kv_cache_memory)
     if options.device.type == "cpu":
         free = available_memory()

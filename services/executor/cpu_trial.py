@@ -58,7 +58,7 @@ def choose(config: Config, spec: ModelSpec) -> torch.dtype:
         except (BrokenProcessPool, Late, RuntimeError) as error:
             logs.warning(log, "cpu_trial_failed", dtype=chosen[0], threads=chosen[1], reason=repr(error))
     tried = {f"{name} with {count}": round(1e6 * seconds) for (name, count), seconds in times.items()}
-    logs.info(log, "cpu", dtype=chosen[0], threads=chosen[1], microseconds=tried)
+    logs.info(log, "cpu", dtype=chosen[0], threads=chosen[1], **({"microseconds": tried} if tried else {}))
     torch.set_num_threads(chosen[1])
     found = getattr(torch, chosen[0])
     assert isinstance(found, torch.dtype)
@@ -66,8 +66,9 @@ def choose(config: Config, spec: ModelSpec) -> torch.dtype:
 
 
 def types_of(spec: ModelSpec) -> tuple[str, ...]:
-    """Those to try. Of a small model's step products are the lesser part, and the rest is slower in bfloat16: steps of
-    the embedded model took 20 instead of 14 ms with 16 rows, 49 instead of 45 with 64."""
+    """Those to try. Of a small model's step products are the lesser part, and a trial of products says little: on one
+    processor the embedded model was slower in bfloat16 (20 instead of 14 ms with 16 rows), on another faster (7 instead
+    of 8)."""
     if spec.dtype != "bfloat16" or weights(spec) < LARGE or not has_bfloat16():
         return (FULL,)
     return FULL, spec.dtype

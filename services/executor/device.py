@@ -12,6 +12,7 @@ from penstock.kernels.triton_names import open_compiler
 from penstock.protocol.engine_config import ExecutorConfig
 
 LIBRARY = "libcuda.so.1"
+NEEDS_GPU = "it needs a GPU: a CPU's products depend on the batch"  # --batch-invariant does
 MAJOR, MINOR = 75, 76  # CUdevice_attribute of the compute capability
 DEVICE_ERROR = "AcceleratorError"  # torch's name for the driver's errors; every later call fails with it again
 GROUP_ERRORS = ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError")  # torch's, of a lost member

@@ -55,16 +55,16 @@ class Served:
     folders: tuple[Path, ...]  # of the weights
     files: bytes  # their digest before they were read
 
-    def identity(self, config: Config, layout: str) -> bytes:
+    def identity(self, config: Config, layout: str, weights: bytes | None = None) -> bytes:
         """Of blocks: what their bytes depend on beside their keys. Weights whose files have changed while they were
-        read are those of no other life."""
+        read are those of no other life. weights: what tells them apart on other hosts as well; None: on this one."""
         if self.files != files_digest(self.folders):
             return os.urandom(32)
         model, group = config.model, self.group
         facts = (
             VERSION, torch.__version__, model.block_size, model.load_format, model.seed,
             model.batch_invariant, model.expert_parallel, group.rank, group.size, group.stage, group.stages,
-            self.length, str(self.dtype), layout, self.files,
+            self.length, str(self.dtype), layout, self.files if weights is None else weights,
             msgspec.json.encode((self.spec, self.draft), order="deterministic"),
         )  # fmt: skip
         return hashlib.blake2b(repr(facts).encode(), digest_size=32).digest()

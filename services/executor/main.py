@@ -98,6 +98,9 @@ def run(config: Config, index: int) -> int:
             Thread(target=liveness.watch, args=(stop, done), name="liveness", daemon=True).start()
         from penstock.services.executor.startup import start
 
+        gc.freeze()  # modules stay: what looks for garbage of the load need not look through torch
+        if not waits:
+            gc.enable()
         try:
             engine = start(config, index, generation, phases, life, kept)
             loading.close()

@@ -9,22 +9,68 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
+from collections.abc import MutableMapping
+from contextlib import suppress
 from pathlib import Path
 from threading import Event
 
 import torch
 
+from penstock.engine_core.distributed import nixl
 from penstock.engine_core.execution.block_copies import BlockCopier
+from penstock.engine_core.execution.remote_blocks import PublishedBlocks, RemoteBlocks
 from penstock.engine_core.execution.shared_blocks import SharedBlocks
 from penstock.protocol import groups
+from penstock.protocol.config import Config
 from penstock.protocol.engine_config import ModelConfig
-from penstock.protocol.links import Role
+from penstock.protocol.errors import ConfigError
+from penstock.protocol.links import HostAddress, Role, new_incarnation, read_address
+from penstock.services.executor.rendezvous import interface
 from penstock.services.supervisor import logs
 from penstock.services.supervisor.run_directory import FRESH
 
 log = logging.getLogger(__name__)
 
+UCX_DEVICES = "UCX_NET_DEVICES"
+RDMA = Path("/sys/class/infiniband")
 INTERVAL = 0.2  # seconds between looks
+
+
+def reach_hosts(config: Config, index: int, copies: BlockCopier) -> None:
+    """Have executors of other hosts read the memory of a prefill replica's, and one that decodes read theirs. Where
+    schedulers have an address there may be such executors. Raises ConfigError."""
+    model = config.model
+    if not (model.prefill_replicas and config.links.scheduler_address):
+        return
+    choose_network(read_address("--scheduler-address", config.links.scheduler_address))
+    place = groups.place(index, model)
+    copies.member = index - groups.members(place.replica, model).start
+    name = f"{Role.EXECUTOR}-{index}-{new_incarnation():08x}"
+    try:
+        if copies.shared is not None:
+            copies.published = PublishedBlocks.make(copies.shared, nixl.Agent(name, served=True))
+        else:
+            copies.remote = RemoteBlocks(nixl.Agent(name), copies.layout, copies.device)
+    except (nixl.NixlError, MemoryError) as error:
+        raise ConfigError("--prefill-replicas", model.prefill_replicas, nixl.NEEDED.format(error)) from None
+
+
+def choose_network(address: HostAddress, environ: MutableMapping[str, str] = os.environ, rdma: Path = RDMA) -> None:
+    """Have UCX use the interface by which the schedulers are reached, and listen there alone. Where there is RDMA, or
+    the operator has chosen, UCX finds its way."""
+    if rdma.is_dir() and any(rdma.iterdir()):
+        return
+    name = ""
+    with suppress(OSError):  # there is no such host, or no way to it, now
+        family, kind, _, _, where = socket.getaddrinfo(address.bare, address.port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(where)  # which sends nothing
+            name = interface(probe.getsockname()[0])
+    if name:
+        environ.setdefault(UCX_DEVICES, name)
+    else:
+        logs.warning(log, "no_interface", address=str(address))
 
 
 class PrefillMemory:

@@ -59,10 +59,11 @@ from penstock.protocol.step_columns import chunk_positions
 from penstock.protocol.steps import ExecutorReady
 from penstock.services.executor import cpu_trial
 from penstock.services.executor.cache_size import StepMemory, count_blocks
-from penstock.services.executor.device import available_memory, gpu_number
+from penstock.services.executor.device import NEEDS_GPU, available_memory, gpu_number
 from penstock.services.executor.kept_weights import KeptWeights
 from penstock.services.executor.kernel_compilers import compilers
-from penstock.services.executor.kv_disk import Served, attach_disk, files_digest
+from penstock.services.executor.kv_disk import Served, files_digest
+from penstock.services.executor.kv_store import attach_store
 from penstock.services.executor.loading import (
     Loading,
     build_draft,
@@ -72,6 +73,7 @@ from penstock.services.executor.loading import (
     key_of,
     verification,
 )
+from penstock.services.executor.prefill_memory import reach_hosts
 from penstock.services.executor.process_groups import begin, with_exchange
 from penstock.services.executor.product_tuning import log_chip, take_measured, tuned
 from penstock.services.executor.rendezvous import Generation
@@ -132,7 +134,7 @@ def start(
     key = key_of(config, index, spec, drafting, dtype, device)
     again = earlier.key == key
     folders = folders_of(config, path, drafting)
-    files = files_digest(folders) if config.executor.kv_disk else b""
+    files = files_digest(folders) if config.executor.kv_disk or config.executor.kv_store else b""
     with ExitStack() as held:
         # What an earlier image ran is compiled: forks would take longer than they save.
         with nullcontext() if again else compilers(device) as processes:
@@ -164,7 +166,7 @@ def start(
         runner, shape, copies = make_runner(config, index, model, spec, options, draft, phases, memory, others)
         if loading.restored:  # the files may be others since; an update's weights are those of none
             files = b"" if loading.path else bytes.fromhex(earlier.files)
-        attach_disk(config, index, copies, Served(spec, drafting, length, group, dtype, tuple(folders), files))
+        attach_store(config, index, copies, Served(spec, drafting, length, group, dtype, tuple(folders), files))
         warm = warm_up(config, runner, spec, phases, again=again)
         phases.begin("checking the weights")
         if checks is not None:
@@ -220,10 +222,12 @@ def with_tiers(config: Config, ready: ExecutorReady, copies: BlockCopier | None)
     """The same with the room for blocks that is not on the device."""
     if copies is None:
         return ready
-    found = msgspec.structs.replace(ready, host_blocks=len(copies.host), host_bytes=copies.host.nbytes)
-    if copies.disk is None:
-        return found
-    return msgspec.structs.replace(found, disk_blocks=copies.disk.files.total, disk_bytes=config.executor.kv_disk_size)
+    disk, options = copies.disk, config.executor
+    return msgspec.structs.replace(
+        ready, host_blocks=copies.host.shape[0], host_bytes=copies.host.nbytes, address=copies.address,
+        kv_store=bool(options.kv_store),
+        disk_blocks=0 if disk is None else disk.files.total, disk_bytes=0 if disk is None else options.kv_disk_size,
+    )  # fmt: skip
 
 
 def live_weights(config: Config, model: Decoder, tower: Tower | None, path: Path) -> LiveWeights:
@@ -326,7 +330,7 @@ def take_device(config: Config, index: int) -> torch.device:
     """The device of executor number `index`, made this process's current one. Raises ConfigError."""
     device = choose_device(config.executor.device, gpu_number(config.executor, index))
     if config.model.batch_invariant and device.type == "cpu":
-        raise ConfigError("--batch-invariant", True, "it needs a GPU: a CPU's products depend on the batch")
+        raise ConfigError("--batch-invariant", True, NEEDS_GPU)
     if device.type != "cpu":
         if not set_fp_fusion():
             logs.warning(log, "fp_fusion_unset", instead="Triton's default decides on fusing products with sums")
@@ -406,17 +410,13 @@ def make_copier(config: Config, index: int, runner: Runner, shape: CacheShape) -
     options = runner.options
     label = f"{chip_of(options.device).name} {options.dtype} {config.model.kv_cache_dtype}"
     role = groups.replica_role(groups.place(index, config.model).replica, config.model)
+    shared = role is groups.ReplicaRole.PREFILL
     try:
-        found = BlockCopier(
-            runner.block_memory(),
-            blocks,
-            options.device,
-            label=label,
-            shared=role is groups.ReplicaRole.PREFILL,
-        )
+        found = BlockCopier(runner.block_memory(), blocks, options.device, label=label, shared=shared)
     except MemoryError as error:
         raise ConfigError("--kv-host-memory", given, str(error)) from None
     logs.info(log, "kv_host_memory", blocks=blocks, bytes=found.host.nbytes)
+    reach_hosts(config, index, found)
     return found
 
 

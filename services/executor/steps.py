@@ -21,7 +21,7 @@ from penstock.engine_core.execution.model_runner import Begun, Runner
 from penstock.engine_core.execution.step_output import Launched
 from penstock.engine_core.histogram import Histogram, HistogramStatistics
 from penstock.protocol.control import CheckWeights, MeetTrainer, SumWeights, WriteWeights
-from penstock.protocol.disk_blocks import ForgetBlocks, ListBlocks, MoveBlocks
+from penstock.protocol.disk_blocks import FindBlocks, ForgetBlocks, ListBlocks, MoveBlocks
 from penstock.protocol.images import EncodeImage
 from penstock.protocol.message import Message
 from penstock.protocol.step_columns import chunk_positions, integers
@@ -227,7 +227,7 @@ class Steps:
                 case DropAdapter() as dropped:
                     assert self.adapters is not None, "ready said that there are places"
                     self.adapters.drop(dropped, self._counters.plans + len(self._plans))
-                case CopyBlocks() | ListBlocks() | MoveBlocks() | ForgetBlocks() as copies:
+                case CopyBlocks() | ListBlocks() | FindBlocks() | MoveBlocks() | ForgetBlocks() as copies:
                     assert self._copies is not None, "ready said that there are blocks in the host's memory"
                     self._copies.ask(copies)
                 case CheckWeights() | WriteWeights() | MeetTrainer() | SumWeights() as asked:

@@ -126,6 +126,9 @@ class Middleware:
 
     async def _handle(self, context: RequestContext, methods: Methods, dialect: Dialect) -> None:
         outcome = context.outcome
+        route = methods.get("GET" if context.method == "HEAD" else context.method)
+        if route is not None:
+            outcome.route = route.name
         try:
             access = next((route.access for route in methods.values()), Access.KEY)
             if access is not Access.PROBE:
@@ -142,14 +145,15 @@ class Middleware:
                 self._check_key(context)
             if b"x-request-timeout" in context.headers:
                 context.set_timeout(context.header_timeout(), "X-Request-Timeout")
-            route = methods.get("GET" if context.method == "HEAD" else context.method)
             if route is None:
                 raise self._router.refusal(methods, context.method, context.path)
-            outcome.route, outcome.quiet = route.name, route.quiet
+            outcome.quiet = route.quiet
             await route.handler(self._state, context)
             return
         except ClientDisconnect:
-            outcome.status = RequestTimeout.status if LATE in context.scope else CLIENT_CLOSED_REQUEST
+            outcome.status = CLIENT_CLOSED_REQUEST
+            if LATE in context.scope:
+                outcome.status, outcome.reason = RequestTimeout.status, "request_timeout"
             return
         except RequestError as error:
             # A traceback holds this frame and all below, the body with them, and this frame would hold the error.

@@ -158,7 +158,8 @@ def tls(options: ApiConfig) -> ssl.SSLContext | None:
         # Without a password, even an empty one, OpenSSL would ask the terminal for it.
         context.load_cert_chain(options.ssl_certfile, key, password=options.ssl_keyfile_password)
     except (OSError, ValueError) as error:
-        raise ConfigError("--ssl-certfile", options.ssl_certfile, f"it must fit its key: {reason(error)}") from error
+        told = "it must fit its key" if options.ssl_keyfile else "it must hold its key, or --ssl-keyfile name it"
+        raise ConfigError("--ssl-certfile", options.ssl_certfile, f"{told}: {reason(error)}") from error
     if options.ssl_ca_certs:
         try:
             context.load_verify_locations(options.ssl_ca_certs)

@@ -66,9 +66,9 @@ def write_keys(path: Path, keys: LinkKeys, *, force: bool = False) -> None:
             os.link(fresh, path)
     except FileExistsError as error:
         why = "it is there already, and other hosts may have copies; --force makes new keys"
-        raise ConfigError("penstock keys", str(path), why) from error
+        raise ConfigError("FILE", str(path), why) from error
     except OSError as error:
-        raise ConfigError("penstock keys", str(path), f"it cannot be written: {error.strerror}") from error
+        raise ConfigError("FILE", str(path), f"it cannot be written: {error.strerror}") from error
     finally:
         fresh.unlink(missing_ok=True)
 

@@ -40,7 +40,6 @@ from penstock.protocol.links import (
 )
 from penstock.protocol.message import Message
 from penstock.services.links import handshake
-from penstock.services.links.authenticator import ListenerMonitor
 from penstock.services.links.handshake import Identity, ended, open_pidfd
 from penstock.services.links.tcp import Network, TcpConnection, open_socket
 from penstock.services.supervisor.run_directory import SocketFile
@@ -79,7 +78,6 @@ class SocketStatistics(msgspec.Struct, frozen=True):
     bytes_out: int = 0
     refused_sends: int = 0
     unacknowledged: int = 0  # now: messages sent whose credit has not come back
-    refused_handshakes: int = 0  # of peers without the keys, at a binder that other hosts reach
 
 
 class Peer:
@@ -149,7 +147,7 @@ class Link:
         self._dismissed: dict[int, tuple[bytes, int]] = {}  # at a binder, by index: name and session that it gave up
         self._arrivals: list[Arrival] = []  # found outside receive()
         self._file: SocketFile | None = None  # of a binder on this machine
-        self._monitor: ListenerMonitor | None = None  # of a binder that other hosts reach
+        self._reached = False  # a binder that other hosts reach
         self._connection: TcpConnection | None = None  # of a connector to another host; it owns the socket
         self._hello_sent = float("-inf")
         self._probed = float("-inf")
@@ -171,9 +169,8 @@ class Link:
         """Listen as binder number `me.index`. A socket file that an earlier process left is taken over. Raises
         AddressError for an address that cannot be listened at."""
         if network is not None and network.reaches(spec):
-            socket, monitor = network.listen(spec, me.index)
-            link = cls(socket, spec, me, binder=True)
-            link._monitor = monitor
+            link = cls(network.listen(spec, me.index), spec, me, binder=True)
+            link._reached = True
             return link
         socket = open_socket(context, zmq.ROUTER, spec)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -271,7 +268,7 @@ class Link:
                 self._lose(peer, end_of(peer.pid), self._arrivals)
             elif self.spec.silence and now - peer.heard > self.spec.silence:
                 self._dismiss(peer, f"silent for {self.spec.silence:g} s", self._arrivals)
-            elif probing and (peer.pidfd is None or self._monitor is not None):
+            elif probing and (peer.pidfd is None or self._reached):
                 self._probe(peer)
         if self._connection is not None and not self._peers and self._connection.over(now):
             self._begin_again(self._connection)
@@ -283,7 +280,6 @@ class Link:
         return SocketStatistics(
             peers=len(self._peers),
             unacknowledged=sum(self.spec.window - peer.credit for peer in self._peers.values()),
-            refused_handshakes=0 if self._monitor is None else self._monitor.refused,
             **self._traffic,
         )
 

@@ -6,23 +6,29 @@ of one: a connector's socket makes one connection, under a name of its own, and 
 a binder receives under one name came over one connection, in order and without a gap. A connector that comes back has
 another name and says Hello.
 
-Sources: zmq_setsockopt(3) for each option, CurveZMQ (ZeroMQ RFC 26).
+libzmq rejects peers without the keys before any application data is read: it asks over a socket (ZAP) that a thread
+serves, so that a handshake never waits for a loop that is busy with a step.
+
+Sources: zmq_setsockopt(3) for each option, CurveZMQ (ZeroMQ RFC 26), ZAP (RFC 27).
 """
 
 from __future__ import annotations
 
 import errno
+import hmac
 import logging
 import secrets
 import socket as sockets
+import struct
+import threading
 from pathlib import Path
 
 import zmq
+from zmq.utils import z85
 
 from penstock.protocol.config import LinksConfig
 from penstock.protocol.errors import AddressError
 from penstock.protocol.links import HostAddress, LinkSpec, address, given_address, read_address
-from penstock.services.links.authenticator import DOMAIN, EVENT, FAILURES, Authenticator, ListenerMonitor, reason_of
 from penstock.services.links.curve import LinkKeys, read_keys
 from penstock.services.supervisor import logs
 
@@ -37,7 +43,11 @@ KEEPALIVE = ((zmq.TCP_KEEPALIVE, 1), (zmq.TCP_KEEPALIVE_IDLE, 5), (zmq.TCP_KEEPA
 RETRY = 0.25  # seconds between the beginnings of two connections
 ATTEMPT = (CONNECT_MS + HANDSHAKE_MS) / 1000 + 1  # seconds until a connection must be established
 LOG_SECONDS = 30.0  # between two log lines about one binder's keys
+EVENT = struct.Struct("=Hi")  # of a monitor: the event, and a descriptor or a reason
+FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 ENDS = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | FAILURES
+ZAP = "inproc://zeromq.zap.01"
+VERSION, DOMAIN, CURVE = b"1.0", b"penstock", b"CURVE"
 
 
 class TcpConnection:
@@ -147,7 +157,7 @@ class Network:
         self._context = context
         self._links = links
         self._keys = keys
-        self._authenticator: Authenticator | None = None  # from the first listener on
+        self._authenticating = False  # from the first listener on
 
     def reaches(self, spec: LinkSpec) -> bool:
         """Whether a link crosses hosts."""
@@ -157,10 +167,11 @@ class Network:
         """To binder number `index`."""
         return TcpConnection(self._context, spec, self._where(spec, index), self._keys)
 
-    def listen(self, spec: LinkSpec, index: int) -> tuple[zmq.Socket[bytes], ListenerMonitor]:
+    def listen(self, spec: LinkSpec, index: int) -> zmq.Socket[bytes]:
         """A ROUTER that listens as binder number `index`, for peers with the keys. Raises AddressError."""
-        if self._authenticator is None:
-            self._authenticator = Authenticator(self._context, self._keys)
+        if not self._authenticating:
+            authenticate(self._context, self._keys)
+            self._authenticating = True
         where = self._where(spec, index)
         numbers, ipv6 = resolved(spec, where)
         made = open_socket(self._context, zmq.ROUTER, spec)
@@ -170,13 +181,12 @@ class Network:
         made.setsockopt(zmq.CURVE_SERVER, 1)
         made.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
         made.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a reply nobody is admitted
-        monitor = self._authenticator.watch(made, spec.name)
         try:
             made.bind(str(HostAddress(numbers, where.port)))
         except zmq.ZMQError as error:
             made.close(linger=0)
             raise refusal(spec, where, error.errno or 0) from error
-        return made, monitor
+        return made
 
     def _where(self, spec: LinkSpec, index: int) -> HostAddress:
         return read_address(option(spec), address(spec, Path(), index, self._links))
@@ -187,6 +197,46 @@ def network_of(context: zmq.Context[zmq.Socket[bytes]], links: LinksConfig) -> N
     if not (links.scheduler_address or links.tokenizer_address):
         return None
     return Network(context, links, read_keys(links.link_keys))
+
+
+def authenticate(context: zmq.Context[zmq.Socket[bytes]], keys: LinkKeys) -> None:
+    """Answer libzmq's questions about peers in a thread, which ends with the context."""
+    zap = context.socket(zmq.REP)
+    zap.setsockopt(zmq.LINGER, 0)
+    zap.bind(ZAP)
+    threading.Thread(target=serve_zap, args=(zap, z85.decode(keys.public)), name="authenticator", daemon=True).start()
+
+
+def serve_zap(zap: zmq.Socket[bytes], public: bytes) -> None:
+    try:
+        while True:
+            zap.send_multipart(zap_reply(zap.recv_multipart(), public))
+    except zmq.ContextTerminated:
+        zap.close()
+
+
+def zap_reply(query: list[bytes], public: bytes) -> list[bytes]:
+    """The reply to a ZAP request: a peer with this public key, of 32 bytes, is admitted."""
+    version, request, domain, _, _, mechanism, *credentials = query
+    admitted = (
+        version == VERSION
+        and domain == DOMAIN
+        and mechanism == CURVE
+        and len(credentials) == 1
+        and hmac.compare_digest(credentials[0], public)
+    )
+    return [VERSION, request, b"200" if admitted else b"400", b"" if admitted else b"other keys", b"", b""]
+
+
+def reason_of(event: int, value: int) -> str:
+    """Why a handshake failed, as far as libzmq knows."""
+    if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH or value == zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC:
+        return "it has other keys"
+    if value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
+        return "it has no keys"
+    if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+        return "it did not end the handshake: it has other keys, or is no part of Penstock"
+    return "it spoke another protocol"
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, spec: LinkSpec) -> zmq.Socket[bytes]:

@@ -33,7 +33,7 @@ from penstock.protocol.errors import ConfigError, ModelError, Overloaded, Pensto
 from penstock.protocol.links import TEXT, Role, new_incarnation, shared_hash
 from penstock.protocol.messages import Detokenize, Detokenized, SubmitText, Tokenize, Tokenized, TraceContext
 from penstock.protocol.option import Field
-from penstock.services.client.engine_client import EngineClient, EngineClientStatistics
+from penstock.services.client.engine_client import EngineClient
 from penstock.services.client.model_info import ModelInfo, read_model_info
 from penstock.services.client.output_collector import OutputCollector
 from penstock.services.links.async_link import AsyncLink
@@ -133,9 +133,6 @@ class Engine:
     def engine_client(self) -> EngineClient:
         assert self._engine_client is not None, "start() first"
         return self._engine_client
-
-    def statistics(self) -> EngineClientStatistics:
-        return self.engine_client.statistics()
 
     async def start(self) -> None:
         """Wait until the engine is ready. Raises the error that ended a process."""

@@ -125,10 +125,10 @@ def body(params: SamplingParams | None) -> dict[str, Any]:
     return {**fields, "max_tokens": params.max_tokens}
 
 
-def as_completion(params: SamplingParams | None, prompt: str | list[int] = "") -> CompletionRequest:
-    """The parameters as the body of a completion. Raises InvalidRequest naming the parameter."""
+def as_completion(params: SamplingParams | None) -> CompletionRequest:
+    """The parameters as the body of a completion of an empty prompt. Raises InvalidRequest naming the parameter."""
     logprobs = None if params is None else params.logprobs
-    return decode(encoded({**body(params), "prompt": prompt or "", "logprobs": logprobs}), completions.REQUEST)
+    return decode(encoded({**body(params), "prompt": "", "logprobs": logprobs}), completions.REQUEST)
 
 
 def as_chat(params: SamplingParams | None, messages: object, **more: Any) -> ChatRequest:

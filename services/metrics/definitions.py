@@ -151,8 +151,6 @@ LINK: tuple[Metric[LinkStatistics], ...] = (
     counter("link_bytes", "Bytes of those messages", lambda s: s.both("bytes"), "link", "direction"),
     counter("link_refused_messages", "Attempts to send without credit or peer",
             lambda s: s.sum("refused_sends"), "link"),
-    counter("link_refused_handshakes", "Connections from other hosts that ended before they proved the keys",
-            lambda s: s.sum("refused_handshakes"), "link"),
     gauge("link_unacknowledged_messages", "Messages sent whose credit has not been returned",
           lambda s: s.sum("unacknowledged"), "link"),
     gauge("link_queued_messages", "Messages and rows waiting to be sent", lambda s: {s.name: s.queued}, "link"),
@@ -252,6 +250,10 @@ SCHEDULING: tuple[Metric[SchedulerStatistics], ...] = (
         counter("engine_disk_loads", "Times that blocks were read from disk for a sequence",
                 lambda s: s.disk_tier.loads),
         counter("engine_disk_loaded_blocks", "KV blocks read from disk", lambda s: s.disk_tier.loaded),
+        counter("engine_kv_store_lookups", "Times that a shared store was asked for blocks of a sequence",
+                lambda s: s.disk_tier.lookups),
+        counter("engine_kv_store_failed_lookups", "Of those, the ones that it did not answer",
+                lambda s: s.disk_tier.failed_lookups),
         counter("engine_disk_evicted_blocks", "KV blocks on disk that went for others", lambda s: s.disk_tier.evicted),
         counter("engine_disk_failed_blocks", "KV blocks that could not be written or read, or were not as written",
                 lambda s: s.disk_tier.failed),
@@ -370,7 +372,6 @@ TEMPLATES: tuple[Metric[TemplateStatistics], ...] = (
     counter("template_renderings", "Chats rendered by requests' own templates, by outcome",
             lambda s: {"done": s.rendered, "refused": s.refused - s.ended, "limit": s.ended}, "outcome"),
     gauge("template_workers", "Processes that render requests' own templates", lambda s: s.workers),
-    gauge("template_cache_bytes", "Sources of requests' templates that are cached", lambda s: s.remembered),
 )  # fmt: skip
 IMAGE_DECODER: tuple[Metric[ImageDecoderStatistics], ...] = (
     counter("image_decodings", "Images of requests, by outcome; hit: decoded for another one",

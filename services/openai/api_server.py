@@ -150,9 +150,9 @@ async def serve(config: Config, index: int) -> ExitCode:
     if several(config):
         app = with_models(app, configs, infos, clients)
     # To look through all that was imported takes 30 ms, in which no stream goes on.
-    gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
+    gc.enable()
     try:
         return await answer(app, listeners, start)
     finally:

@@ -7,10 +7,12 @@ import binascii
 import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
+from penstock.engine_core.images.formats import FORMAT, check_media_type
 from penstock.protocol.errors import InvalidRequest, Unsupported, invalid, unsupported
 from penstock.protocol.images import ImageFile
 from penstock.protocol.messages import Client
@@ -31,6 +33,7 @@ class GivenImage(msgspec.Struct, frozen=True, kw_only=True):
     """An image that has not been read: base64, or a URL to fetch it from. Other fields as of `ImageFile`."""
 
     base64: str = ""
+    media_type: str = ""  # what the request says that the base64 is
     url: str = ""
     detail: str = "auto"
     param: str
@@ -65,18 +68,18 @@ class Images:
         """What stands in the message for an image whose URL the field `param` holds. Raises InvalidRequest."""
         kind = url[:8].lower()
         if kind.startswith("data:"):
-            return self._put(GivenImage(base64=base64_of(url, param), detail=detail or "auto", param=param))
+            media_type, text = base64_of(url, param)
+            return self._put(GivenImage(base64=text, media_type=media_type, detail=detail or "auto", param=param))
         if kind != "https://":
             raise invalid(param, "must be a data: URL or begin with https://", BAD_URL)
         return self._put(GivenImage(url=url, detail=detail or "auto", param=param))
 
     def add_base64(self, text: str, media_type: str, place: str) -> Message:
-        """The same for base64 in the field `data` of `place` and its type in `media_type`. What the bytes are is seen
-        from them alone."""
-        check_media_type(media_type, f"{place}.media_type")
+        """The same for base64 in the field `data` of `place` and its type in `media_type`."""
+        check_kind(media_type, f"{place}.media_type")
         if not text:
             raise empty(f"{place}.data")
-        return self._put(GivenImage(base64=text, param=f"{place}.data"))
+        return self._put(GivenImage(base64=text, media_type=media_type, param=f"{place}.data"))
 
     def add_stored(self, base64: str, detail: str, param: str) -> None:
         """An image of the conversation that a request goes on from."""
@@ -140,19 +143,20 @@ def b2a_base64(data: bytes) -> str:
     return binascii.b2a_base64(data, newline=False).decode()
 
 
-def base64_of(url: str, param: str) -> str:
-    """What a data: URL holds (RFC 2397). Raises InvalidRequest for one that holds no base64, or no image."""
+def base64_of(url: str, param: str) -> tuple[str, str]:
+    """The media type of a data: URL and what it holds (RFC 2397). Raises InvalidRequest for one that holds no base64,
+    or no image."""
     head, comma, text = url.partition(",")
     media_type, *parameters = head[len("data:") :].split(";")
     if not comma or not parameters or parameters[-1].strip().lower() != "base64":
         raise invalid(param, "must be like data:image/png;base64,…", BAD_URL)
-    check_media_type(media_type, param)
+    check_kind(media_type, param)
     if not text:
         raise empty(param)
-    return text
+    return media_type, text
 
 
-def check_media_type(media_type: str, param: str) -> None:
+def check_kind(media_type: str, param: str) -> None:
     kind = media_type.strip().lower()
     if kind not in NOT_NAMED and not kind.startswith("image/"):
         raise invalid(param, f": {kind[:64]!r} is not served; this server reads images")
@@ -193,14 +197,15 @@ def read_inline(images: Sequence[GivenImage]) -> tuple[ImageFile, ...]:
         if image.url:
             message = ": only a server fetches images; give the picture itself or its data: URL"
             raise invalid(image.param, message, BAD_URL)
-        found.append(file_of(image, b"".join(read_data(image))))
+        found.append(file_of(image, b"".join(read_data(image)), image.media_type))
     return tuple(found)
 
 
-def file_of(image: GivenImage, data: bytes) -> ImageFile:
-    """The image as the tokenizer gets it. Raises InvalidRequest for one without bytes."""
+def file_of(image: GivenImage, data: bytes, media_type: str) -> ImageFile:
+    """The image as the tokenizer gets it. Raises InvalidRequest for one without bytes, or of another media type."""
     if not data:
         raise empty(image.param)
+    check_media_type(data, media_type, image.param)
     return ImageFile(data=data, detail=image.detail, param=image.param)
 
 
@@ -254,8 +259,9 @@ async def read_all(
 
     fetches = [asyncio.ensure_future(app.media.fetch(place, client, take)) for place in remote.values()]
     try:
-        for number, data in zip(remote, await asyncio.gather(*fetches), strict=True):
-            files[number] = file_of(images[number], data)
+        for number, (data, media_type) in zip(remote, await asyncio.gather(*fetches), strict=True):
+            with counted(app):
+                files[number] = file_of(images[number], data, media_type)
     finally:
         for fetch in fetches:
             fetch.cancel()
@@ -266,11 +272,18 @@ async def read_all(
 async def read_slowly(app: AppState, image: GivenImage) -> ImageFile:
     """Decode an image with pauses, in which streams go on."""
     pieces = []
-    try:
+    with counted(app):
         for piece in read_data(image):
             pieces.append(piece)
             await asyncio.sleep(0)
-        return file_of(image, b"".join(pieces))
-    except InvalidRequest:
-        app.traffic.images.refused["base64"] += 1
+        return file_of(image, b"".join(pieces), image.media_type)
+
+
+@contextmanager
+def counted(app: AppState) -> Iterator[None]:
+    """Refusals of what has come, in the metrics."""
+    try:
+        yield
+    except InvalidRequest as error:
+        app.traffic.images.refused["media_type" if error.code == FORMAT else "base64"] += 1
         raise

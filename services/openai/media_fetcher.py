@@ -96,8 +96,8 @@ class MediaFetcher:
         target = quote(target if target.startswith("/") else f"/{target}", safe=KEPT, errors="replace")
         return RemoteImage(host, port, target.encode(), param)
 
-    async def fetch(self, image: RemoteImage, client: Client, take: Callable[[int], None]) -> bytes:
-        """The image's bytes. `take` is told of each piece as it comes, and may raise.
+    async def fetch(self, image: RemoteImage, client: Client, take: Callable[[int], None]) -> tuple[bytes, str]:
+        """The image's bytes and its Content-Type. `take` is told of each piece as it comes, and may raise.
 
         Raises InvalidRequest naming the field and the host, whatever goes wrong.
         """
@@ -124,7 +124,7 @@ class MediaFetcher:
     def _failure(self, reason: str, image: RemoteImage, told: str) -> InvalidRequest:
         return self.refusal(reason, f"{image.param}: {image.host} {told}", image.param)
 
-    async def _get(self, image: RemoteImage, take: Callable[[int], None]) -> bytes:
+    async def _get(self, image: RemoteImage, take: Callable[[int], None]) -> tuple[bytes, str]:
         addresses = await self._addresses(image)
         origin = httpcore2.Origin(b"https", image.host.encode(), image.port)
         url = httpcore2.URL(scheme=b"https", host=origin.host, port=image.port, target=image.target)
@@ -152,7 +152,8 @@ class MediaFetcher:
             await pinned.aclose()
         if not size:
             raise self._failure("answer", image, "sent nothing")
-        return b"".join(pieces)
+        named = [value.decode("latin-1") for name, value in response.headers if name.lower() == b"content-type"]
+        return b"".join(pieces), "".join(named[:1])
 
     async def _addresses(self, image: RemoteImage) -> list[str]:
         """What the host's name stands for. Raises InvalidRequest unless every address may be asked."""

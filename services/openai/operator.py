@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from penstock.engine_core.models.weight_files import find_files
+from penstock.protocol import groups
 from penstock.protocol.control import (
     AbortAll,
     AskState,
@@ -105,6 +106,18 @@ class ModelInfoAnswer(msgspec.Struct, frozen=True):
 
     model_path: str
     weight_version: str
+
+
+class ServerInfoAnswer(msgspec.Struct, frozen=True):
+    """Body of GET /server_info, as far as trainers read it: the size of a replica, and how many executors there are."""
+
+    model_path: str
+    tp_size: int
+    pp_size: int
+    dp_size: int
+    ep_size: int
+    num_gpus: int  # executors of all replicas
+    enable_memory_saver: bool = False  # /release_memory_occupation needs no option
 
 
 class WeightVersion(msgspec.Struct, frozen=True):
@@ -267,6 +280,14 @@ async def weight_version(app: AppState, context: RequestContext) -> None:
 async def model_info(app: AppState, context: RequestContext) -> None:
     """The model's name and the version of its weights."""
     await answer(context, ModelInfoAnswer(app.model.name, (await ask(app, AskState(0))).version))
+
+
+async def server_info(app: AppState, context: RequestContext) -> None:
+    """What slime asks an engine that it has not started."""
+    model = app.config.model
+    ranks, experts = model.tensor_parallel_size, model.tensor_parallel_size if model.expert_parallel else 1
+    stages, replicas = model.pipeline_parallel_size, model.data_parallel_size
+    await answer(context, ServerInfoAnswer(app.model.name, ranks, stages, replicas, experts, groups.executors(model)))
 
 
 async def update_weights_from_disk(app: AppState, context: RequestContext) -> None:

@@ -220,6 +220,8 @@ OPERATOR_ROUTES: tuple[Route, ...] = (
           statuses=(503,)),
     Route("GET", "/model_info", operator.model_info, "Name of the model and version of its weights",
           operator.ModelInfoAnswer, statuses=(503,)),
+    Route("GET", "/server_info", operator.server_info, "Sizes of the server, by SGLang's path",
+          operator.ServerInfoAnswer),
     Route("GET", "/openapi.json", operator_openapi),
 )  # fmt: skip
 
@@ -236,9 +238,7 @@ ELSEWHERE: Mapping[str, str] = {
 
 # What --metrics-port answers. Host names are checked there as well, so that no page rebinds its own to it.
 METRICS_ROUTES = tuple(
-    msgspec.structs.replace(route, access=Access.OPEN) if route.access is Access.KEY else route
-    for route in ROUTES
-    if route.path in ("/metrics", "/version") or route.path.startswith("/health")
+    route for route in ROUTES if route.path in ("/metrics", "/version") or route.path.startswith("/health")
 )
 
 DIALECTS = (
@@ -256,8 +256,8 @@ def application(app: AppState) -> ASGIApp:
 
 
 def metrics_application(app: AppState) -> ASGIApp:
-    """What --metrics-port answers."""
-    return middleware(app, METRICS_ROUTES, app.config.api, app.keys)
+    """What --metrics-port answers, to everybody."""
+    return middleware(app, METRICS_ROUTES, app.config.api, Keys(ApiConfig()))
 
 
 def operator_application(app: AppState) -> ASGIApp:

@@ -155,7 +155,8 @@ def functions_of(raw: msgspec.Raw | msgspec.UnsetType) -> list[Function]:
     if not given(raw):
         return []
     found: list[Function] = []
-    for number, tool in enumerate(decode(raw, TOOLS, "tools")):
+    tools = decode(raw, TOOLS, "tools")
+    for number, tool in enumerate(tools):
         place = f"tools[{number}]"
         if tool.type not in ("function", "custom"):
             message = f": {tool.type!r} is not supported; tools of type function and custom are"

@@ -42,7 +42,11 @@ NO = ("false", "False", "0")
 
 NULL = b"null"
 PLACE = re.compile(r"(.*) - at `(key in )?\$(.*)`", re.DOTALL)
-BOUND = re.compile(r"<= \d+\Z")  # msgspec's words for a number or a length beyond its bound
+BOUND = re.compile(r"Expected `(?:int|array|object)` .*<= \d+\Z")  # msgspec's words for a number or a count beyond it
+NUMBER = re.compile(r"Expected `(?:int|float)` [<>]")  # for a number alone
+WRITTEN = re.compile(rb"-?\d[\d.eE+-]*\Z")  # a number in JSON
+SHOWN = 24  # digits of one
+STEPS = re.compile(r"\.(\w+)|\[(\d+)\]")
 WORD = re.compile(r"Invalid enum value|Invalid value '")  # msgspec's, for a word that is none of a field's
 FLOAT = re.compile(r"Expected `int.*, got `float`")
 WHOLE = re.compile(rb"\A(-?\d+)\.0+\Z")
@@ -81,7 +85,7 @@ def decode(body: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T], path: st
     except msgspec.ValidationError as error:
         if not path and FLOAT.match(str(error)) and (plain := with_whole_numbers(body)) != body:
             return decode(plain, decoder)
-        raise misfit(str(error), path, decoder.type) from error
+        raise misfit(str(error), path, decoder.type, body) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         why = "a \\u escape has half of a surrogate pair" if HALF_PAIR.search(bytes(body)) else str(error)
         what = f"the body is not valid JSON: {why}" if body else "the body is empty"
@@ -97,9 +101,9 @@ def with_whole_numbers(body: bytes | msgspec.Raw) -> bytes:
     return msgspec.json.encode({name: msgspec.Raw(raw) for name, raw in fields.items()})
 
 
-def misfit(text: str, path: str, kind: object = None) -> InvalidRequest:
+def misfit(text: str, path: str, kind: object = None, body: bytes | msgspec.Raw = b"") -> InvalidRequest:
     """msgspec's message as one that names the parameter: 'Expected `int`, got `str` - at `$.n`'. `kind` is the type
-    that was decoded, which knows what words a field may hold."""
+    that was decoded, which knows what words a field may hold; `body` knows what number was given."""
     found = PLACE.fullmatch(text)
     reason, place = (found[1], found[3]) if found else (text, "")
     absent = MISSING.fullmatch(reason)
@@ -111,12 +115,26 @@ def misfit(text: str, path: str, kind: object = None) -> InvalidRequest:
     if not param:
         return InvalidRequest(f"the body: {reason}", code="invalid_type")
     code = "invalid_type" if ", got `" in reason else "invalid_value"
-    message = f"{param}: {reason[:1].lower()}{reason[1:]}"
-    if BOUND.search(reason) and param in LIMIT_OPTIONS:
+    number = number_at(body, place) if NUMBER.match(reason) else ""
+    message = f"{param}{f' is {number};' if number else ':'} {reason[:1].lower()}{reason[1:]}"
+    if BOUND.match(reason) and param in LIMIT_OPTIONS:
         message += f", the most that {LIMIT_OPTIONS[param]} can allow"
     elif WORD.match(reason) and (words := enum_values(kind, place)):
         message += f"; it may be {', '.join(words)}"
     return InvalidRequest(message, param=param, code=code)
+
+
+def number_at(body: bytes | msgspec.Raw, place: str) -> str:
+    """The number at a place of msgspec's errors, as it was written; empty where the place does not lead to one."""
+    try:
+        for name, item in STEPS.findall(place):
+            body = FIELDS.decode(body)[name] if name else ITEMS.decode(body)[int(item)]
+    except (msgspec.DecodeError, LookupError):
+        return ""
+    found = bytes(body)
+    if not WRITTEN.match(found):
+        return ""
+    return found.decode() if len(found) <= SHOWN else found[:SHOWN].decode() + "…"
 
 
 def given(raw: msgspec.Raw | msgspec.UnsetType) -> TypeGuard[msgspec.Raw]:
@@ -169,6 +187,7 @@ def plain_types(kinds: Iterable[inspect.Type]) -> Iterator[inspect.Type]:
                 yield kind
 
 
+ITEMS: msgspec.json.Decoder[list[msgspec.Raw]] = msgspec.json.Decoder(list[msgspec.Raw])
 FIELDS: msgspec.json.Decoder[Mapping[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 LONG = 64 << 10  # bytes of a body
 
@@ -198,7 +217,7 @@ async def read_request(
 
     Raises InvalidRequest naming the parameter, and NotFound for another model. The body's timeout holds from now on.
     """
-    if len(body) > LONG and issubclass(decoder.type, GenerationRequest):
+    if len(body) > LONG and isinstance(decoder.type, type) and issubclass(decoder.type, GenerationRequest):
         long = await read_fields(body)
         request, fields = long.decode(decoder), long.fields
     else:

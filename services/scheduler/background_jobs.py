@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import select
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -24,6 +25,7 @@ class BackgroundJobs(Generic[K, T]):
         self._threads = threads
         self._done: deque[tuple[K, Future[T]]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._release = weakref.finalize(self, os.close, self._wake)  # at most once: the number may be reused
         self.running = 0  # jobs that were started and not collected
 
     def fileno(self) -> int:
@@ -41,12 +43,11 @@ class BackgroundJobs(Generic[K, T]):
         if not self.running:
             return []
         try:
-            os.eventfd_read(self._wake)
+            told = os.eventfd_read(self._wake)  # those whose thread is about to tell are collected when it has
         except BlockingIOError:
             return []
-        found = [self._done.popleft() for _ in range(len(self._done))]
-        self.running -= len(found)
-        return found
+        self.running -= told
+        return [self._done.popleft() for _ in range(told)]
 
     def wait(self, seconds: float) -> bool:
         """Whether there is something to collect after at most `seconds`. Waiting releases the GIL."""
@@ -55,7 +56,7 @@ class BackgroundJobs(Generic[K, T]):
     def close(self) -> None:
         """Wait for running jobs, without collecting them."""
         self._threads.shutdown(wait=True, cancel_futures=True)
-        os.close(self._wake)
+        self._release()
 
     def _finisher(self, key: K) -> Callable[[Future[T]], None]:
         def finish(future: Future[T]) -> None:

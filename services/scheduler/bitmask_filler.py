@@ -103,7 +103,9 @@ class BitmaskFiller:
 
     def finished(self) -> list[StepMasks]:
         """Masks that are done. Raises the error of a whole step, which ends the process."""
-        found = []
+        found: list[StepMasks] = []
+        if not (self._ready or self._made or self.jobs.running or self.beside.running):
+            return found
         for lent, made in self.beside.collect():
             mask, seconds = made.result()
             self._seconds += seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import os
@@ -79,6 +80,8 @@ def run(config: Config, index: int) -> int:
         other_host = tokens if network is not None and network.reaches(TOKENS) else None
         exporter = Exporter(me, run_dir, loop.lag, collector, tracer, remote=loop.remote, other_host=other_host)
         start = Start(tracer, f"{Role.SCHEDULER}-{index}", stages)
+        gc.freeze()  # what collects once the executor is ready need not look through modules
+        gc.enable()
         try:
             run_until_stopped(loop, descriptors, stop, config, exporter, start)
         finally:

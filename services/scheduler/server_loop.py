@@ -20,7 +20,7 @@ from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.protocol.config import Config
 from penstock.protocol.control import Control, EngineStatus, WeightsAnswer
-from penstock.protocol.disk_blocks import BlocksListed, BlocksMoved
+from penstock.protocol.disk_blocks import BlocksFound, BlocksListed, BlocksMoved
 from penstock.protocol.errors import RequestError, rejection
 from penstock.protocol.groups import answering, group_size, members
 from penstock.protocol.images import ImageEncoded
@@ -243,9 +243,9 @@ class SchedulerLoop:
                 if encoded.error:
                     logs.warning(log, "image_failed", executor=peer.index, number=encoded.number, reason=encoded.error)
                 if self._scheduler is not None and self.executors.complete:
-                    self._scheduler.image_encoded(encoded, peer.index, now)
+                    self._scheduler.image_encoded(encoded, now)
                     self._send_beside(self._scheduler)  # the next one, however long the steps in flight are
-            case BlocksCopied() | BlocksMoved() | BlocksListed() as copied:
+            case BlocksCopied() | BlocksMoved() | BlocksListed() | BlocksFound() as copied:
                 if self._scheduler is not None and self.executors.complete:
                     self._scheduler.blocks_copied(copied, peer.index, now)
             case WeightsAnswer() as answer:
@@ -300,8 +300,8 @@ class SchedulerLoop:
             self.executors.busy(now)
         if asked is Rest.ASLEEP or self.executors.sleep_due(now):
             self._sleep(now, discard=asked is Rest.ASLEEP and self._operator.discards)
-        wanted = self._demand > 0 and not several(self._config)
-        if self.executors.rest is Rest.ASLEEP and (wanted or asked is Rest.WAKING):
+        asleep = self.executors.rest is Rest.ASLEEP
+        if asleep and (asked is Rest.WAKING or (self._demand > 0 and not several(self._config))):
             self._wake(now)
 
     @property
@@ -461,14 +461,13 @@ class SchedulerLoop:
 
     def _send_beside(self, scheduler: Scheduler) -> None:
         """Have executors do what is to be done beside the steps, as far as their links have room: copy blocks, read and
-        forget adapters, and those of the first stage encode images."""
-        executors = self.executors
-        for messages, peers in (
-            (scheduler.copy_messages(), executors.caching), (scheduler.adapter_messages(), executors.peers),
-            (scheduler.image_messages(), executors.encoding),
-        ):  # fmt: skip
+        forget adapters, and have each of the first stage encode its images."""
+        copies, adapters, images = scheduler.copy_messages(), scheduler.adapter_messages(), scheduler.image_messages()
+        for messages, peers in ((copies, self.executors.caching), (adapters, self.executors.peers)):
             while messages and min(peer.credit for peer in peers) > RESERVED:
                 self._steps.send_each(peers, messages.pop(0))
+        while images and (peer := self.executors.encoding[images[0].rank]).credit > RESERVED:
+            self._steps.send_each((peer,), images.pop(0))
 
     def _device_has_time(self, scheduler: Scheduler) -> bool:
         """Whether the device has work for longer than an iteration takes."""

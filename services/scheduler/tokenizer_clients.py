@@ -66,7 +66,7 @@ class TokenizerClients:
         `waiting`: sources that have undelivered outputs.
         """
         for peer, source in self._sources.items():
-            if peer.credit > 0 and source in waiting:
+            if source in waiting:
                 for message in scheduler.outputs(source, peer.credit):
                     self.link.send(peer, message)  # refused only by a peer that is gone; its `Left` follows
 

@@ -83,7 +83,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if needed := NEEDED.fullmatch(message):
-            raise ConfigError(COMMAND_LINE, None, f"{needed[1]} is missing")
+            raise ConfigError(COMMAND_LINE, None, f"{needed[1]} {'are' if ', ' in needed[1] else 'is'} missing")
         found = ARGUMENT_ERROR.fullmatch(message)
         if not found:
             raise ConfigError(COMMAND_LINE, None, message)

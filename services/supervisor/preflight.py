@@ -4,12 +4,14 @@ on this host, where they listen, and where they connect to those of other hosts.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from penstock.engine_core import folder
+from penstock.engine_core.distributed import nixl
 from penstock.engine_core.models.adapter_folder import place_bytes
 from penstock.engine_core.models.draft_spec import DraftSpec, check_mtp, read_draft
 from penstock.engine_core.models.memory_estimate import ITEM_BYTES
@@ -28,11 +30,12 @@ from penstock.protocol.parts import ORDER, Parts, count, parts_of
 from penstock.protocol.served_models import engines, names, several, with_options
 from penstock.protocol.speculation import HEADS, WITH_MODEL, read_speculative
 from penstock.services.client.model_info import read_model_info
-from penstock.services.executor.device import Gpu, available_memory, find_gpus, foreign_accelerator
+from penstock.services.executor.device import NEEDS_GPU, Gpu, available_memory, find_gpus, foreign_accelerator
 from penstock.services.http.security import OPERATOR, Keys
 from penstock.services.http.server import admin_options, check_admin_reach, tls
 from penstock.services.links.curve import read_keys
 from penstock.services.supervisor import address
+from penstock.services.supervisor.unused_options import Facts, warn_of_unused_options
 
 MIN_CAPABILITY = 80  # bfloat16 and asynchronous copies begin there, and so does Triton
 
@@ -44,14 +47,14 @@ def checked(config: Config, parts: Parts) -> Config:
     """
     executors = len(parts.get(Role.EXECUTOR, ()))
     with ThreadPoolExecutor(1, "driver") as driver:  # which takes a quarter of a second, outside of Python
-        on_gpu = any(each.executor.device != "cpu" for each in engines(config))
-        gpus = driver.submit(find_gpus) if executors and on_gpu else None
+        wanted = any(each.executor.device != "cpu" for each in engines(config))
+        gpus = driver.submit(find_gpus) if executors and wanted else None
         if Role.API in parts:
             check_api(config.api)
         if not several(config):
             check_topology(config, parts)
             one = checked_engine(config, parts, gpus)
-            check_kept(((one, parts),), gpus)
+            check_together(((one, parts),), gpus)
             return one
         found: dict[str, dict[str, object]] = {}
         loaded: list[tuple[Config, Parts]] = []
@@ -64,8 +67,24 @@ def checked(config: Config, parts: Parts) -> Config:
                 raise ModelError(f"models.{name}: {error}") from None
             loaded.append((engine, parts_of(each)))
             found[name] = {"model": engine.model.model, "served_model_name": engine.model.served_model_name}
-        check_kept(loaded, gpus)
+        check_together(loaded, gpus)
     return with_options(config, found)
+
+
+def check_together(loaded: Sequence[tuple[Config, Parts]], gpus: Future[tuple[Gpu, ...]] | None) -> None:
+    """What concerns all models: memory of the host, and options that none of them has a use for."""
+    check_kept(loaded, gpus)
+    warn_of_unused_options([
+        Facts(config, read_spec(Path(config.model.model), config.model.quantization), has_gpus(config, parts, gpus))
+        for config, parts in loaded
+    ])  # fmt: skip
+
+
+def has_gpus(config: Config, parts: Parts, gpus: Future[tuple[Gpu, ...]] | None) -> bool | None:
+    """Whether a model's executors on this host have GPUs; None: there are no executors here."""
+    if not parts.get(Role.EXECUTOR, ()):
+        return None
+    return gpus is not None and config.executor.device != "cpu" and bool(gpus.result())
 
 
 def checked_engine(config: Config, parts: Parts, gpus: Future[tuple[Gpu, ...]] | None) -> Config:
@@ -76,9 +95,18 @@ def checked_engine(config: Config, parts: Parts, gpus: Future[tuple[Gpu, ...]] |
     check_files(config, parts, model, spec)
     if executors := len(parts.get(Role.EXECUTOR, ())):
         check_folder(config.executor.kv_disk)
+        check_nixl(config)
+        check_store(config.executor.kv_store)
         shown = () if gpus is None or config.executor.device == "cpu" else gpus.result()
         check_device(config, spec, executors, shown)
     return config
+
+
+def check_nixl(config: Config) -> None:
+    """Raise ConfigError where KV blocks go between hosts and this one's executors could not take part."""
+    model = config.model
+    if model.prefill_replicas and config.links.scheduler_address and not nixl.installed():
+        raise ConfigError("--prefill-replicas", model.prefill_replicas, nixl.NEEDED.format(nixl.MISSING))
 
 
 def resolved(config: Config) -> Config:
@@ -150,6 +178,20 @@ def check_folder(path: str) -> None:
         raise ConfigError("--kv-disk", path, "this user may not write there")
 
 
+def check_store(url: str) -> None:
+    """Raise ConfigError where the library of --kv-store cannot be imported. Another process tries: it has threads."""
+    if not url:
+        return
+    tried = subprocess.run([sys.executable, "-c", "import mooncake.store"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        reason = (tried.stderr.strip() or f"exit code {tried.returncode}").splitlines()[-1]
+        why = (
+            f"Mooncake's client cannot be imported ({reason}): pip install 'penstock[mooncake]', and the system's "
+            "libibverbs (Debian: apt install libibverbs1)"
+        )
+        raise ConfigError("--kv-store", url, why)
+
+
 def check_device(config: Config, spec: ModelSpec, executors: int, gpus: Sequence[Gpu]) -> None:
     """Raise ConfigError unless this host has a GPU for each of its executors, or may do without, and the weights and
     the places for adapters fit into memory. What else needs memory is measured once they are loaded."""
@@ -157,6 +199,8 @@ def check_device(config: Config, spec: ModelSpec, executors: int, gpus: Sequence
     if not gpus and option == "cuda":
         why = "the driver shows no GPU; give --device cpu, or see whether nvidia-smi finds one"
         raise ConfigError("--device", option, why)
+    if not gpus and model.batch_invariant:
+        raise ConfigError("--batch-invariant", True, NEEDS_GPU)
     first = config.executor.base_gpu_id
     if gpus and len(gpus) < first + executors:
         behind = f" from number {first} on" if first else ""
@@ -220,7 +264,7 @@ def check_kept(loaded: Sequence[tuple[Config, Parts]], gpus: Future[tuple[Gpu, .
     kept = beside = 0
     for config, parts in loaded:
         count, options = len(parts.get(Role.EXECUTOR, ())), config.executor
-        on_gpu = gpus is not None and options.device != "cpu" and bool(gpus.result())
+        on_gpu = bool(has_gpus(config, parts, gpus))
         need = count * rank_bytes(config, read_spec(Path(config.model.model), config.model.quantization), on_gpu=on_gpu)
         kept += need if options.keep_weights else 0
         beside += count * (options.kv_host_memory + options.state_host_memory) + (0 if on_gpu else need)

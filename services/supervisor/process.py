@@ -105,7 +105,6 @@ def enter(role: Role, index: int, options: RunConfig) -> None:
     if role is not Role.API:  # which ends in order, and removes the run directory
         follow_parent()
     if options.run_dir:
-        os.environ[run_directory.SHARED] = options.run_dir
         count_start(starts_file(Path(options.run_dir), role, index))
 
 

@@ -25,7 +25,6 @@ PREFIX = "penstock-"
 TEMPORARY = "PENSTOCK_TEMPORARY_DIR"  # set for processes started in a directory that was made for this run alone
 PARENT = "PENSTOCK_PARENT"  # process id of the launcher, set for its children
 SYSTEMD = "RUNTIME_DIRECTORY"  # systemd.exec(5), RuntimeDirectory=
-SHARED = "PENSTOCK_SHARED_DIR"  # a process of a role sets it for itself: the directory, for parts that see no options
 LOCK = "lock"
 FRESH = ".new"  # suffix of a file that is about to replace another
 SOCKET_PATH_BYTES = 107  # unix(7): sun_path less its final zero

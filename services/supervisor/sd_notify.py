@@ -91,7 +91,8 @@ class Heartbeat:
         """Send these lines and all earlier ones, now and with each heartbeat; a status only now. Single-threaded."""
         lasting = [line for line in lines if not line.startswith(STATUS)]
         self._told = tuple(dict.fromkeys((*self._told, *lasting)))
-        notify(*self._told, *(line for line in lines if line.startswith(STATUS)), environ=self._environ)
+        beat = ("WATCHDOG=1",) if "READY=1" in lines and self._sender is not None else ()  # a hang from now on is found
+        notify(*beat, *self._told, *(line for line in lines if line.startswith(STATUS)), environ=self._environ)
 
     def tick(self, now: float) -> None:
         """Called often; `now` is in monotonic seconds."""
@@ -122,7 +123,7 @@ class ErrorNotice(msgspec.Struct, frozen=True, omit_defaults=True):
     kind: str
     message: str
     option: str = ""
-    value: str | None = None
+    value: str | int | float | bool | None = None
     allowed: str = ""
 
 
@@ -133,7 +134,7 @@ def error_line(error: PenstockError) -> str:
     """The line of a notice that carries `error`."""
     notice = ErrorNotice(type(error).__name__, str(error)[:MAX_ERROR])
     if isinstance(error, ConfigError):
-        value = None if error.value is None else str(error.value)[:MAX_ERROR]
+        value = error.value if isinstance(error.value, int | float | None) else str(error.value)[:MAX_ERROR]
         notice = msgspec.structs.replace(notice, option=error.option, value=value, allowed=error.allowed[:MAX_ERROR])
     return f"{ERROR_FIELD}={msgspec.json.encode(notice).decode()}"
 

@@ -101,7 +101,7 @@ def outcome(grammar: Grammar, tokens: GrammarTokens | None) -> Done | Refusal:
         os._exit(os.EX_UNAVAILABLE)  # read as the memory limit; this process's state cannot be trusted
     except Exception as error:  # guard: design 7, one request's grammar
         return Refusal(f"it cannot be compiled ({type(error).__name__})", "invalid_grammar")
-    return Done(found.source, found.approximations, found.seconds, found.slowest, found.memory, found.unique)
+    return Done(found.source, found.approximations, found.seconds, found.memory, found.unique)
 
 
 if __name__ == "__main__":

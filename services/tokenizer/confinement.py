@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable, Mapping
 
 from penstock.services.supervisor.process import PARENT, follow_parent
-from penstock.services.tokenizer.worker_protocol import TIME_SIGNAL, enlarge, limit_memory, lower
+from penstock.services.tokenizer.worker_protocol import TIME_SIGNAL, Limits, Refusal, enlarge, limit_memory, lower
 
 MOST_ANSWER = 256 << 20  # bytes of one child's answer
 OUT_OF_MEMORY = os.EX_UNAVAILABLE
@@ -87,6 +87,13 @@ def in_child(work: Callable[[], bytes], seconds: float, memory: int) -> tuple[by
     return child.ask(b""), child.end()
 
 
+def limit_passed(code: int, limits: Limits) -> Refusal | None:
+    """The limit that a child's exit code tells of; None: it ended for another reason."""
+    if code in TIME_CODES:
+        return limits.too_slow
+    return limits.too_large if code in MEMORY_CODES else None
+
+
 def confine(memory: int, parent: int) -> None:
     """Limit this process for good: it ends with its parent, opens and writes no file, and starts no process."""
     follow_parent({PARENT: str(parent)})
@@ -105,11 +112,6 @@ def limit_time(seconds: float) -> None:
     used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
     lower(resource.RLIMIT_CPU, math.ceil(used + seconds) + 1)  # after the timer, which the process could reset
     signal.setitimer(signal.ITIMER_PROF, seconds)
-
-
-def unlimit_memory() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
 
 def write_all(descriptor: int, body: bytes) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import resource
 import sys
 from functools import partial
 from pathlib import Path
@@ -21,8 +20,8 @@ from penstock.protocol.config import TokenizerConfig
 from penstock.protocol.errors import invalid
 from penstock.protocol.messages import Grammar
 from penstock.services.tokenizer.outcome_cache import OutcomeCache
-from penstock.services.tokenizer.worker_pool import ATTEMPTS, PATIENCE, End, Reply, WorkerKind, WorkerPool
-from penstock.services.tokenizer.worker_protocol import COMPILED, Done, Refusal
+from penstock.services.tokenizer.worker_pool import ATTEMPTS, PATIENCE, WorkerKind, WorkerPool
+from penstock.services.tokenizer.worker_protocol import COMPILED, Done, Limits, Refusal
 
 ENTRY = 512  # bytes of a cache entry besides its texts
 LONG = 16 << 10  # bytes of a source that takes 0.1 ms to hash
@@ -48,10 +47,14 @@ class GrammarCompiler:
 
     def __init__(self, folder: Path, options: TokenizerConfig) -> None:
         self._options = options
-        limits = (str(options.grammar_compile_timeout), str(options.grammar_compile_memory))
+        limits = Limits(
+            options.grammar_compile_timeout, options.grammar_compile_memory, "compiling it", "--grammar-compile",
+            "grammar_too_complex",
+        )  # fmt: skip
         kind = WorkerKind(
             "compile", f"{ATTEMPTS} compile workers ended without an answer; the server's log says why",
-            "penstock.services.tokenizer.compile_worker", (str(folder), str(os.getpid()), *limits), os.environ,
+            "penstock.services.tokenizer.compile_worker", limits,
+            (str(folder), str(os.getpid()), str(limits.seconds), str(limits.memory)), os.environ,
             spare=1, complains=True,
         )  # fmt: skip
         self._pool = WorkerPool(kind, options.grammar_workers)
@@ -103,7 +106,9 @@ class GrammarCompiler:
         return await asyncio.get_running_loop().run_in_executor(None, content_key, grammar)
 
     async def _compile(self, key: bytes, grammar: Grammar) -> Done | Refusal:
-        found = await self._outcome(msgspec.msgpack.encode(grammar))
+        seconds = self._options.grammar_compile_timeout * PATIENCE
+        answer = await self._pool.ask(msgspec.msgpack.encode(grammar), seconds)
+        found = answer if isinstance(answer, Refusal) else COMPILED.decode(answer.body)
         if isinstance(found, Done):
             self._compiled += 1
             self._seconds.observe(found.seconds)
@@ -112,18 +117,6 @@ class GrammarCompiler:
         self._cache.keep(key, found)
         return found
 
-    async def _outcome(self, body: bytes) -> Done | Refusal:
-        """A worker's answer; a worker that exceeds a limit makes a refusal."""
-        options = self._options
-        match await self._pool.ask(body, options.grammar_compile_timeout * PATIENCE):
-            case Reply(answer):
-                return COMPILED.decode(answer)
-            case End.TIME:
-                limit = f"{options.grammar_compile_timeout:g} s (--grammar-compile-timeout)"
-            case _:
-                limit = memory_limit(options)
-        return Refusal(f"compiling it takes more than {limit}", "grammar_too_complex")
-
 
 def content_key(grammar: Grammar) -> bytes:
     """The same for grammars with the same meaning, whichever field of a request they came in."""
@@ -131,13 +124,6 @@ def content_key(grammar: Grammar) -> bytes:
     found = hashlib.sha256(msgspec.msgpack.encode(content))  # the fastest with hardware support
     found.update(grammar.unread)
     return found.digest()
-
-
-def memory_limit(options: TokenizerConfig) -> str:
-    """The memory limit of a compilation, for its refusal."""
-    limit = f"{options.grammar_compile_memory >> 20} MiB (--grammar-compile-memory)"
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    return limit if hard == resource.RLIM_INFINITY else f"{limit}, or than the server's own limit leaves (ulimit -v)"
 
 
 def size_of(found: Done | Refusal) -> int:

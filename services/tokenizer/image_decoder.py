@@ -22,15 +22,8 @@ from penstock.protocol.images import ImageFile
 from penstock.protocol.media import LIMIT
 from penstock.services.tokenizer.confinement import environment
 from penstock.services.tokenizer.outcome_cache import OutcomeCache
-from penstock.services.tokenizer.worker_pool import PATIENCE, End, Reply, WorkerKind, WorkerPool
-from penstock.services.tokenizer.worker_protocol import (
-    DECODED,
-    ImageJob,
-    ImageSettings,
-    Refusal,
-    too_large,
-    too_slow,
-)
+from penstock.services.tokenizer.worker_pool import PATIENCE, WorkerKind, WorkerPool
+from penstock.services.tokenizer.worker_protocol import DECODED, ImageJob, ImageSettings, Refusal
 
 MOST_WORKERS = 4  # unless the operator says otherwise
 SLACK = 2.0  # seconds beyond the CPU limit: a large file and its pixels on their way
@@ -66,16 +59,11 @@ class ImageDecoder:
         self._limit = limit
         self._decoded = self._refused = 0
         self._budget = PixelBudget(options.media_max_bytes)
-        settings = ImageSettings(
-            processor=processor,
-            most_pixels=options.media_max_pixels,
-            seconds=options.media_timeout,
-            memory=options.media_memory,
-        )
+        settings = ImageSettings(processor, options.media_max_pixels, options.media_timeout, options.media_memory)
         kind = WorkerKind(
             "image", "images cannot be decoded at this time", "penstock.services.tokenizer.image_worker",
-            (str(os.getpid()),), {**environment(os.environ), **HUGE_PAGES}, msgspec.msgpack.encode(settings), spare=1,
-            shared=MOST_PIXELS,
+            settings.limits, (str(os.getpid()),), {**environment(os.environ), **HUGE_PAGES},
+            msgspec.msgpack.encode(settings), spare=1, shared=MOST_PIXELS,
         )  # fmt: skip
         by_cores = max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0)) // 4))
         self._pool = WorkerPool(kind, options.media_workers or by_cores)
@@ -149,15 +137,11 @@ class ImageDecoder:
 
     async def _outcome(self, key: bytes, body: bytes) -> Picture | Refusal:
         """A worker's answer; a worker that exceeds a limit itself makes a refusal."""
-        options = self._options
-        match await self._pool.ask(body, options.media_timeout * PATIENCE + SLACK):
-            case Reply(answer, pixels):
-                found = DECODED.decode(answer)
-                return found if isinstance(found, Refusal) else Picture(found.height, found.width, key, pixels)
-            case End.TIME:
-                return too_slow(options.media_timeout)
-            case _:
-                return too_large(options.media_memory)
+        found = await self._pool.ask(body, self._options.media_timeout * PATIENCE + SLACK)
+        if isinstance(found, Refusal):
+            return found
+        answer = DECODED.decode(found.body)
+        return answer if isinstance(answer, Refusal) else Picture(answer.height, answer.width, key, found.shared)
 
 
 def size_of(outcome: Picture | Refusal) -> int:

@@ -24,7 +24,7 @@ from penstock.engine_core.images.decode import BROKEN
 from penstock.engine_core.images.reading import pixels_of, read_image
 from penstock.protocol.errors import InvalidRequest
 from penstock.services.supervisor.process import PARENT, follow_parent
-from penstock.services.tokenizer.confinement import MEMORY_CODES, TIME_CODES, Child, forked
+from penstock.services.tokenizer.confinement import Child, forked, limit_passed
 from penstock.services.tokenizer.worker_protocol import (
     DECODED,
     Decoded,
@@ -34,8 +34,6 @@ from penstock.services.tokenizer.worker_protocol import (
     refusal,
     reply,
     requests,
-    too_large,
-    too_slow,
 )
 
 SETTINGS = msgspec.msgpack.Decoder(ImageSettings)
@@ -83,7 +81,8 @@ class ImageWorker:
                 return body, 0
             if min(found.height, found.width) > 0 and found.bytes <= len(self._pixels):
                 return body, found.bytes
-        return msgspec.msgpack.encode(limit_passed(self._child.end(), self._settings)), 0
+        ended = limit_passed(self._child.end(), self._settings.limits) or Refusal("it cannot be decoded", BROKEN)
+        return msgspec.msgpack.encode(ended), 0
 
     def renew(self, *, prepared: bool) -> None:
         """Make sure that the child of the last job writes to the pixels no more, and fork the next one."""
@@ -115,15 +114,6 @@ class ImageWorker:
             self._pixels[at : at + len(piece)] = piece
             at += len(piece)
         return msgspec.msgpack.encode(found)
-
-
-def limit_passed(code: int, settings: ImageSettings) -> Refusal:
-    """Why a picture was not decoded, by its process's exit code."""
-    if code in TIME_CODES:
-        return too_slow(settings.seconds)
-    if code in MEMORY_CODES:
-        return too_large(settings.memory)
-    return Refusal("it cannot be decoded", BROKEN)
 
 
 if __name__ == "__main__":

@@ -93,9 +93,9 @@ async def serve(config: Config, index: int) -> int:
     collector = functools.partial(collect_tokenizer, loop, compiler, templates, decoder, text, tokens)
     other_host = text if network is not None and network.reaches(TEXT) else None
     exporter = Exporter(me, run_dir, Histogram(LAG), collector, tracer, remote=loop.remote, other_host=other_host)
-    gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
+    gc.enable()
     heartbeat = Heartbeat()
     tasks = [background_task(each, end.fail) for each in (send_heartbeats(heartbeat), keep_exporting(exporter))]
     try:

@@ -1,8 +1,8 @@
 """A template worker: renders chats by requests' own templates, each in a child process, and tries there requests that
 a tokenizer may have died of.
 
-The CPU time and memory of a child are limited for good. The worker compiles templates within the same limits and caches
-them; nothing else of a request stays here. Its owner (`services.tokenizer.templates`) replaces it when it ends.
+The CPU time and memory of a child are limited for good, and nothing of a request stays here. Its owner
+(`services.tokenizer.templates`) replaces it when it ends.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ import contextlib
 import functools
 import logging
 import os
-import signal
 import sys
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,20 +31,12 @@ from penstock.engine_core.tokenizer.vocabulary import read_vocabulary
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Detokenize, SubmitText, Tokenize
 from penstock.services.supervisor.process import PARENT, follow_parent
-from penstock.services.tokenizer.confinement import (
-    MEMORY_CODES,
-    OUT_OF_MEMORY,
-    TIME_CODES,
-    in_child,
-    unlimit_memory,
-)
-from penstock.services.tokenizer.worker_protocol import Refusal, limit_memory, refusal, reply, requests
+from penstock.services.tokenizer.confinement import in_child, limit_passed
+from penstock.services.tokenizer.worker_protocol import Limits, Refusal, refusal, reply, requests
 
 log = logging.getLogger(__name__)
 
 PARAM = "chat_template"
-TOO_MUCH = "template_too_complex"
-MOST_SOURCE = 1 << 20  # bytes of cached sources; compiled they take about 30 times as much
 TRIAL_SECONDS = 60.0
 TRIAL_MEMORY = 16 << 30  # bytes
 POISON = "condemned"
@@ -64,6 +54,11 @@ class TemplateSettings(msgspec.Struct, frozen=True):
     controls: frozenset[str] | None  # control tokens that are escaped in contents; None: none are
     seconds: float  # of CPU
     memory: int  # bytes
+
+    @property
+    def of_rendering(self) -> Limits:
+        work = f"{PARAM}: rendering it"
+        return Limits(self.seconds, self.memory, work, "--template", "template_too_complex", PARAM)
 
 
 class Render(msgspec.Struct, frozen=True, tag=True):
@@ -96,8 +91,6 @@ class Answer(msgspec.Struct, frozen=True):
     """The outcome of a job."""
 
     outcome: Rendering | Refusal | Survived
-    remembered: int = 0  # bytes of the template sources that the worker has cached
-    pid: int = 0
     ended: bool = False  # the child exceeded a limit or died
 
 
@@ -123,79 +116,45 @@ def main(arguments: Sequence[str]) -> None:
 
 
 class TemplateWorker:
-    """Runs jobs in child processes, and caches compiled templates."""
+    """Runs jobs in child processes."""
 
     def __init__(self, settings: TemplateSettings) -> None:
         self._settings = settings
         self._controls = None if settings.controls is None else Controls(settings.controls)
-        self._cache: OrderedDict[str, ChatTemplate] = OrderedDict()
-        self._bytes = 0
         self._trials: TrialTokenizer | None = None  # made for the first trial
+        for source in ("{{ 'a' }}", "{% if %}"):  # jinja imports what children, who open no files, could not
+            with contextlib.suppress(jinja2.TemplateSyntaxError):
+                ChatTemplate({DEFAULT: source}, {}, trusted=False)
 
     def answer(self, job: Render | Trial) -> Answer:
-        """The outcome of one job, unless compiling its template ends this process."""
-        return self._render(job) if isinstance(job, Render) else self._try(job)
-
-    def _answer(self, outcome: Outcome, ended: bool = False) -> Answer:
-        return Answer(outcome, self._bytes, os.getpid(), ended)
-
-    def _try(self, trial: Trial) -> Answer:
+        """The outcome of one job."""
+        settings = self._settings
+        if isinstance(job, Render):
+            return self._in_child(functools.partial(self._render, job), settings.seconds, settings.memory)
         if self._trials is None:
-            self._trials = TrialTokenizer(self._settings)
-        outcome, ended = self._in_child(functools.partial(self._trials.run, trial), TRIAL_SECONDS, TRIAL_MEMORY)
-        return self._answer(Refusal(KILLER, POISON) if ended else outcome, ended)
+            self._trials = TrialTokenizer(settings)
+        found = self._in_child(functools.partial(self._trials.run, job), TRIAL_SECONDS, TRIAL_MEMORY)
+        return Answer(Refusal(KILLER, POISON), ended=True) if found.ended else found
 
-    def _render(self, job: Render) -> Answer:
-        source = job.request.chat_template
-        assert source is not None
-        try:
-            template = self._compiled(source)
-        except InvalidRequest as error:
-            return self._answer(refusal(error))
-        settings = self._settings
-        rendered = functools.partial(self._outcome, template, job)
-        outcome, ended = self._in_child(rendered, settings.seconds, settings.memory)
-        return self._answer(outcome, ended)
-
-    def _compiled(self, source: str) -> ChatTemplate:
-        """Raises InvalidRequest."""
-        template = self._cache.get(source)
-        if template is not None:
-            self._cache.move_to_end(source)
-            return template
-        settings = self._settings
-        limit_memory(settings.memory)
-        signal.setitimer(signal.ITIMER_PROF, settings.seconds)
-        try:
-            template = ChatTemplate({DEFAULT: source}, settings.names, trusted=False)
-        except (jinja2.TemplateSyntaxError, RecursionError) as error:
-            message = f"chat_template is no jinja template: {str(error)[:200]}"
-            raise InvalidRequest(message, param=PARAM, code="invalid_value") from None
-        except MemoryError:
-            os._exit(OUT_OF_MEMORY)  # this process's state cannot be trusted
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            unlimit_memory()
-        self._cache[source] = template
-        self._bytes += len(source.encode(errors="replace"))
-        while self._bytes > MOST_SOURCE:
-            oldest, _ = self._cache.popitem(last=False)
-            self._bytes -= len(oldest.encode(errors="replace"))
-        return template
-
-    def _in_child(self, work: Callable[[], Outcome], seconds: float, memory: int) -> tuple[Outcome, bool]:
-        """The outcome of `work` in a child process, and whether the child failed to complete it."""
+    def _in_child(self, work: Callable[[], Outcome], seconds: float, memory: int) -> Answer:
+        """The outcome of `work` in a child process, or why the child failed to complete it."""
         body, code = in_child(lambda: msgspec.msgpack.encode(work()), seconds, memory)
         if code == os.EX_OK:
             with contextlib.suppress(msgspec.DecodeError):
-                return OUTCOME.decode(body), False
-        return limit_passed(code, self._settings), True
+                return Answer(OUTCOME.decode(body))
+        failed = Refusal("chat_template cannot be rendered", "invalid_value", PARAM)
+        return Answer(limit_passed(code, self._settings.of_rendering) or failed, ended=True)
 
-    def _outcome(self, template: ChatTemplate, job: Render) -> Rendering | Refusal:
+    def _render(self, job: Render) -> Rendering | Refusal:
+        source = job.request.chat_template
+        assert source is not None
         try:
+            template = ChatTemplate({DEFAULT: source}, self._settings.names, trusted=False)
             found = Renderer(template, self._settings.dialect, self._controls).render(job.request, job.now)
         except InvalidRequest as error:
             return refusal(error)
+        except (jinja2.TemplateSyntaxError, RecursionError) as error:
+            return Refusal(f"chat_template is no jinja template: {str(error)[:200]}", "invalid_value", PARAM)
         except MemoryError:
             raise
         except Exception as error:  # guard: design 7, one request's template
@@ -229,25 +188,6 @@ class TrialTokenizer:
         except Exception:  # guard: design 7, as the frontend's
             log.debug("trial_raised", exc_info=True)
         return Survived()
-
-
-def limit_passed(code: int, settings: TemplateSettings) -> Refusal:
-    """Why a rendering did not complete, by its process's exit code."""
-    if code in TIME_CODES:
-        return too_slow(settings.seconds)
-    if code in MEMORY_CODES:
-        return too_large(settings.memory)
-    return Refusal("chat_template cannot be rendered", "invalid_value", PARAM)
-
-
-def too_slow(seconds: float) -> Refusal:
-    limit = f"{seconds:g} s (--template-timeout)"
-    return Refusal(f"chat_template: rendering it takes more than {limit}", TOO_MUCH, PARAM)
-
-
-def too_large(memory: int) -> Refusal:
-    limit = f"{memory >> 20} MiB (--template-memory)"
-    return Refusal(f"chat_template: rendering it takes more than {limit}", TOO_MUCH, PARAM)
 
 
 if __name__ == "__main__":

@@ -25,10 +25,8 @@ from penstock.services.tokenizer.template_worker import (
     Rendering,
     TemplateSettings,
     Trial,
-    too_large,
-    too_slow,
 )
-from penstock.services.tokenizer.worker_pool import MOST_WAITING, PATIENCE, End, Reply, WorkerKind, WorkerPool
+from penstock.services.tokenizer.worker_pool import MOST_WAITING, PATIENCE, WorkerKind, WorkerPool
 from penstock.services.tokenizer.worker_protocol import Refusal
 
 SLACK = 5.0  # seconds beyond the CPU limit: compiling the template, decoding a long conversation and its text
@@ -40,7 +38,6 @@ class TemplateStatistics(msgspec.Struct, frozen=True):
     """Counters since the start, and present numbers."""
 
     workers: int  # now
-    remembered: int  # now: bytes of templates that workers have cached
     rendered: int
     refused: int
     ended: int  # renderings that exceeded a limit or died, some with their worker
@@ -53,11 +50,10 @@ class Templates:
         self._options = options
         kind = WorkerKind(
             "template", "templates of requests cannot be rendered at this time",
-            "penstock.services.tokenizer.template_worker", (str(os.getpid()),), environment(os.environ),
-            greeting=msgspec.msgpack.encode(settings),
+            "penstock.services.tokenizer.template_worker", settings.of_rendering, (str(os.getpid()),),
+            environment(os.environ), greeting=msgspec.msgpack.encode(settings),
         )  # fmt: skip
         self._pool = WorkerPool(kind, options.template_workers)
-        self._remembered: dict[int, int] = {}  # by a worker's pid: bytes
         self._rendered = self._refused = self._ended = 0
 
     async def render(self, request: SubmitText, now: float) -> Rendered:
@@ -91,7 +87,6 @@ class Templates:
     def statistics(self) -> TemplateStatistics:
         return TemplateStatistics(
             workers=len(self._pool.workers),
-            remembered=sum(self._remembered.get(worker.pid, 0) for worker in self._pool.workers),
             rendered=self._rendered,
             refused=self._refused,
             ended=self._ended,
@@ -99,15 +94,5 @@ class Templates:
 
     async def _answer(self, job: Render | Trial, seconds: float) -> Answer:
         """A worker's answer; a worker that exceeds a limit itself makes a refusal."""
-        options = self._options
-        match await self._pool.ask(msgspec.msgpack.encode(job), seconds * PATIENCE + SLACK):
-            case Reply(body):
-                answer = ANSWER.decode(body)
-                alive = {worker.pid for worker in self._pool.workers}
-                self._remembered = {pid: size for pid, size in self._remembered.items() if pid in alive}
-                self._remembered[answer.pid] = answer.remembered
-                return answer
-            case End.TIME:
-                return Answer(too_slow(options.template_timeout), ended=True)
-            case _:
-                return Answer(too_large(options.template_memory), ended=True)
+        found = await self._pool.ask(msgspec.msgpack.encode(job), seconds * PATIENCE + SLACK)
+        return Answer(found, ended=True) if isinstance(found, Refusal) else ANSWER.decode(found.body)

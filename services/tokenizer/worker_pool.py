@@ -24,7 +24,7 @@ import msgspec
 
 from penstock.protocol.errors import EngineFailure
 from penstock.services.supervisor import logs
-from penstock.services.tokenizer.worker_protocol import HEAD, PIPE, TIME_SIGNAL, enlarge
+from penstock.services.tokenizer.worker_protocol import HEAD, PIPE, TIME_SIGNAL, Limits, Refusal, enlarge
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +65,7 @@ class WorkerKind(msgspec.Struct, frozen=True):
     name: str  # in logs and errors
     unanswered: str  # the error after ATTEMPTS of them died
     module: str
+    limits: Limits
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     greeting: bytes = b""  # the first frame for each
@@ -197,7 +198,7 @@ class WorkerPool:
             worker.defer(NICE)
         self._nice = NICE
 
-    async def ask(self, body: bytes, seconds: float) -> Reply | End:
+    async def ask(self, body: bytes, seconds: float) -> Reply | Refusal:
         """A worker's answer, or the limit that ended it. A worker that dies otherwise is replaced, and the request
         tried again.
 
@@ -211,8 +212,11 @@ class WorkerPool:
         try:
             for _ in range(ATTEMPTS):
                 found = await self._ask(body, seconds)
-                if found is not End.OTHER:
+                if isinstance(found, Reply):
                     return found
+                if found is not End.OTHER:
+                    limits = self._kind.limits
+                    return limits.too_slow if found is End.TIME else limits.too_large
         finally:
             self._semaphore.release()
         raise EngineFailure(self._kind.unanswered)

@@ -22,7 +22,6 @@ import msgspec
 from penstock.engine_core.images.processor_spec import ProcessorSpec
 from penstock.protocol.errors import InvalidRequest
 
-IMAGE_TOO_COMPLEX = "image_too_complex"
 HEAD = struct.Struct("<II")  # before each frame: its length, and how many bytes of the shared memory belong to it
 TIME_SIGNAL = signal.SIGPROF  # of ITIMER_PROF, which limits a worker's CPU time; it ends the process
 PIPE = 1 << 20  # bytes that a writer may be ahead of its reader: pixels are megabytes, and the default is 64 kB
@@ -47,12 +46,36 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     source: str
     approximations: tuple[str, ...]
     seconds: float
-    slowest: float
     memory: int = 0
     unique: bytes = b""
 
 
 COMPILED: msgspec.msgpack.Decoder[Done | Refusal] = msgspec.msgpack.Decoder(Done | Refusal)
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """The limits of one job, and how its request hears of them."""
+
+    seconds: float  # of CPU
+    memory: int  # bytes
+    work: str  # what takes longer, in words
+    option: str  # in front of -timeout and -memory
+    code: str
+    param: str | None = None
+
+    @property
+    def too_slow(self) -> Refusal:
+        return self._refusal(f"{self.seconds:g} s ({self.option}-timeout)")
+
+    @property
+    def too_large(self) -> Refusal:
+        limit = f"{self.memory >> 20} MiB ({self.option}-memory)"
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        own = "" if hard == resource.RLIM_INFINITY else ", or than the server's own limit leaves (ulimit -v)"
+        return self._refusal(limit + own)
+
+    def _refusal(self, limit: str) -> Refusal:
+        return Refusal(f"{self.work} takes more than {limit}", self.code, self.param)
 
 
 class ImageSettings(msgspec.Struct, frozen=True):
@@ -62,6 +85,10 @@ class ImageSettings(msgspec.Struct, frozen=True):
     most_pixels: int  # of a file
     seconds: float  # of CPU
     memory: int  # bytes
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.seconds, self.memory, "decoding it", "--media", "image_too_complex")
 
 
 class ImageJob(msgspec.Struct, frozen=True):
@@ -83,14 +110,6 @@ class Decoded(msgspec.Struct, frozen=True, tag=True):
 
 
 DECODED: msgspec.msgpack.Decoder[Decoded | Refusal] = msgspec.msgpack.Decoder(Decoded | Refusal)
-
-
-def too_slow(seconds: float) -> Refusal:
-    return Refusal(f"decoding it takes more than {seconds:g} s (--media-timeout)", IMAGE_TOO_COMPLEX)
-
-
-def too_large(memory: int) -> Refusal:
-    return Refusal(f"decoding it takes more than {memory >> 20} MiB (--media-memory)", IMAGE_TOO_COMPLEX)
 
 
 def requests() -> Iterator[bytes]:

@@ -1,19 +1,16 @@
 """The tracer that exports: OpenTelemetry's sampler, batch processor and OTLP exporters, over HTTP or gRPC.
 
-Serving never waits for a collector: a full queue drops spans, a failed export loses them, and both are counted. The end
-of a process waits for LAST_WORDS at most; if the collector hangs, only the first process of a server to end does.
+Serving never waits for a collector: a full queue drops spans, and a failed export loses them. The end of a process
+waits for LAST_WORDS at most.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Unpack
 
 from opentelemetry import trace as api
@@ -21,14 +18,15 @@ from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event as SdkEvent
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import Decision, ParentBased, TraceIdRatioBased
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
+from penstock.protocol.errors import ConfigError
 from penstock.protocol.messages import TraceContext
 from penstock.protocol.version import VERSION
-from penstock.services.supervisor import logs, run_directory
+from penstock.services.supervisor import logs
 from penstock.services.tracing.tracer import (
     GRPC,
     GRPC_MODULE,
@@ -44,126 +42,47 @@ from penstock.services.tracing.tracer import (
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 0.5  # seconds of an export after which the end of the process does not wait for it
-COMPLAINT_SECONDS = 60.0  # between log lines about failed exports
-LATE, HANGS, FAILS = "the collector did not take them in time", "the collector hangs", "the collector takes none"
-SILENT = "collector.silent"  # in the run directory: a process of this server waited for the collector in vain
-RECENT = 30.0  # seconds for which that counts
-LOGGERS = (
-    "opentelemetry.exporter.otlp.common.http", "opentelemetry.exporter.otlp.proto.http.trace_exporter",
-    "opentelemetry.exporter.otlp.proto.grpc.exporter", "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
-    "opentelemetry.sdk._shared_internal",
-)  # fmt: skip  # loggers that log every failed attempt
-
 
 class CountingExporter(SpanExporter):
-    """Counts what an exporter delivers, and logs its last error now and then instead of every one.
+    """Counts what an exporter is given and delivers, on the processor's thread."""
 
-    Log lines of other exporters in the program are left alone; they come from other threads.
-    """
-
-    def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
+    def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
-        self._endpoint = endpoint
-        self._lock = threading.Lock()  # of the counters and of `_abandoned`
-        self._abandoned = False
-        self.recorded = self.delivered = self.dropped = self.in_flight = 0
-        self._since = float("inf")  # when the export in flight began
-        self._thread = 0  # that exports
-        self._reason = ""
-        self._complained = float("-inf")
-        for name in LOGGERS:
-            logging.getLogger(name).addFilter(self._intercept)
-
-    @property
-    def waiting(self) -> int:
-        return self.recorded - self.delivered - self.dropped - self.in_flight
-
-    @property
-    def stuck(self) -> bool:
-        """Whether the export in flight has taken longer than PATIENCE."""
-        return time.monotonic() - self._since >= PATIENCE
-
-    def admit(self, queue: int) -> bool:
-        """Count a recorded span; False if the queue is full."""
-        with self._lock:
-            room = self.waiting < queue
-            self.recorded += 1
-            self.dropped += not room
-        return room
+        self.taken = self.delivered = self.dropped = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        with self._lock:
-            if self._abandoned:
-                return SpanExportResult.FAILURE
-            self.in_flight, self._since = len(spans), time.monotonic()
-        self._thread, self._reason = threading.get_ident(), "it took nothing"
-        result = SpanExportResult.FAILURE
-        try:
-            result = self._exporter.export(spans)
-        finally:
-            self._settle(len(spans), success=result is SpanExportResult.SUCCESS)
+        self.taken += len(spans)
+        result = self._exporter.export(spans)
+        if result is SpanExportResult.SUCCESS:
+            self.delivered += len(spans)
+        else:
+            self.dropped += len(spans)
         return result
-
-    def _settle(self, count: int, *, success: bool) -> None:
-        now = time.monotonic()
-        with self._lock:
-            self._since = float("inf")
-            if self._abandoned:
-                return
-            self.in_flight = 0
-            self.delivered += count if success else 0
-            self.dropped += 0 if success else count
-        if not success and now - self._complained >= COMPLAINT_SECONDS:
-            self._complained = now
-            logs.warning(log, "traces_not_delivered", endpoint=self._endpoint, reason=self._reason,
-                         dropped=self.dropped)  # fmt: skip
-
-    def abandon(self, reason: str) -> None:
-        """Count everything that is not delivered yet as dropped."""
-        with self._lock:
-            self._abandoned = True
-            lost = self.waiting + self.in_flight
-            self.dropped += lost
-            self.in_flight = 0
-        if lost:
-            logs.warning(log, "traces_lost", endpoint=self._endpoint, dropped=lost, reason=reason)
-
-    def _intercept(self, record: logging.LogRecord) -> bool:
-        """A filter of the exporter's loggers: keeps its lines out of the log, and the last one as the reason."""
-        if record.thread != self._thread:
-            return True
-        self._reason = record.getMessage()
-        return False
 
     def shutdown(self) -> None:
         self._exporter.shutdown()
-        for name in LOGGERS:
-            logging.getLogger(name).removeFilter(self._intercept)
 
 
 class OtlpTracer(Tracer):
-    """Exports the spans of all threads of a process. `directory` is the server's run directory."""
+    """Exports the spans of all threads of a process."""
 
     enabled = True
 
-    def __init__(
-        self,
-        settings: Settings,
-        resource: Mapping[str, Value],
-        exporter: SpanExporter | None = None,
-        directory: Path | None = None,
-    ) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, resource: Mapping[str, Value], exporter: SpanExporter | None = None) -> None:
         self.steps_per_second = settings.steps_per_second
-        ratio = TraceIdRatioBased(settings.sampling.ratio)
-        self._sampler = ParentBased(ratio) if settings.sampling.parent_based else ratio
-        self._resource = Resource.create(dict(resource))
+        sampler = None if settings.ratio is None else ParentBased(TraceIdRatioBased(settings.ratio))
+        provider = TracerProvider(sampler, Resource.create(dict(resource)), shutdown_on_exit=False)
+        self._sampler, self._resource = provider.sampler, provider.resource
         self._scope = InstrumentationScope("penstock", VERSION)
-        self._exporter = CountingExporter(exporter_of(settings) if exporter is None else exporter, settings.endpoint)
-        self._processor = BatchSpanProcessor(self._exporter, settings.queue, settings.delay * 1000, settings.batch)
-        shared = directory if directory is not None else os.environ.get(run_directory.SHARED)
-        self._silent = Path(shared) / SILENT if shared else None
+        self._exporter = CountingExporter(exporter_of(settings) if exporter is None else exporter)
+        delay = None if settings.delay is None else settings.delay * 1000
+        try:
+            self._processor = BatchSpanProcessor(self._exporter, settings.queue, delay)
+        except ValueError as error:  # of a variable
+            raise ConfigError("OTEL_BSP_MAX_QUEUE_SIZE", settings.queue, str(error)) from None
+        self._queue = settings.queue
+        self._recorded, self._lost = 0, 0  # the latter by a full queue, or the end of the process
+        self._lock = threading.Lock()  # of these
         self._offset = wall_offset()
         self._shutdown: threading.Thread | None = None
 
@@ -192,7 +111,11 @@ class OtlpTracer(Tracer):
         self, name: str, parent: TraceContext, start: float, end: float, attributes: Attributes,
         **options: Unpack[SpanOptions],
     ) -> None:  # fmt: skip
-        if not self._exporter.admit(self.settings.queue) or self._shutdown is not None:
+        with self._lock:
+            full = self._waiting >= self._queue
+            self._recorded += 1
+            self._lost += full
+        if full or self._shutdown is not None:
             return
         own, error = options.get("context") or parent.child(), options.get("error")
         status = api.Status() if error is None else api.Status(api.StatusCode.ERROR, error or None)
@@ -213,7 +136,11 @@ class OtlpTracer(Tracer):
 
     def statistics(self) -> TraceStatistics:
         counts = self._exporter
-        return TraceStatistics(counts.recorded, counts.delivered, counts.dropped, counts.waiting)
+        return TraceStatistics(self._recorded, counts.delivered, counts.dropped + self._lost, max(0, self._waiting))
+
+    @property
+    def _waiting(self) -> int:
+        return self._recorded - self._exporter.taken - self._lost
 
     def finish(self) -> None:
         if self._shutdown is None:
@@ -224,24 +151,11 @@ class OtlpTracer(Tracer):
     def close(self, limit: float = LAST_WORDS) -> None:
         self.finish()
         assert self._shutdown is not None
-        exporter = self._exporter
-        stuck = exporter.stuck
-        warned = not stuck and bool(exporter.waiting or exporter.in_flight) and self._warned()
-        self._shutdown.join(0.0 if stuck or warned else limit)
-        if not self._shutdown.is_alive():
-            exporter.abandon(FAILS)
-            return
-        if exporter.in_flight and not warned and self._silent is not None:
-            with contextlib.suppress(OSError):  # the run directory is gone
-                self._silent.touch(mode=0o600)
-        exporter.abandon(HANGS if stuck or warned else LATE)
-
-    def _warned(self) -> bool:
-        """Whether another process of this server has recently waited for the collector in vain."""
-        try:
-            return self._silent is not None and abs(time.time() - self._silent.stat().st_mtime) < RECENT
-        except OSError:
-            return False
+        self._shutdown.join(limit)
+        found = self.statistics()
+        if lost := found.recorded - found.delivered - found.dropped:
+            self._lost += lost
+            logs.warning(log, "traces_lost", dropped=lost)
 
     def _wall(self, monotonic: float) -> int:
         return round(monotonic * 1e9) + self._offset
@@ -252,7 +166,7 @@ def exporter_of(settings: Settings) -> SpanExporter:
     if settings.protocol != GRPC:
         return OTLPSpanExporter(endpoint=settings.endpoint)
     module = importlib.import_module(f"{GRPC_MODULE}.trace_exporter")
-    exporter: SpanExporter = module.OTLPSpanExporter(endpoint=settings.endpoint, insecure=settings.insecure)
+    exporter: SpanExporter = module.OTLPSpanExporter(endpoint=settings.endpoint)
     return exporter
 
 

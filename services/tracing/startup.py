@@ -1,8 +1,7 @@
 """A process's tracing settings, its tracer, and the trace of its start.
 
-Options take precedence over OpenTelemetry's standard OTEL_ variables. Its exporters read the variables of headers,
-certificates, compression, timeout and resource themselves. Source: OpenTelemetry specification, "Environment Variable
-Specification" and "OpenTelemetry Protocol Exporter".
+Options take precedence over OpenTelemetry's standard OTEL_ variables, which its SDK and exporters read. Source:
+OpenTelemetry specification, "Environment Variable Specification" and "OpenTelemetry Protocol Exporter".
 
 The trace of a start has the launcher's span, below it one per process, and below that its phases. A process finds its
 context in the environment, as OpenTelemetry's "Environment Variables as Context Propagation Carriers" specifies, so a
@@ -24,14 +23,12 @@ from penstock.protocol.version import VERSION
 from penstock.services.supervisor.process import StartupPhases
 from penstock.services.tracing import names
 from penstock.services.tracing.tracer import (
-    BATCH,
     DELAY,
     GRPC,
     GRPC_MODULE,
     HTTP,
     QUEUE,
     Attributes,
-    Sampling,
     Settings,
     Tracer,
     parse,
@@ -40,7 +37,6 @@ from penstock.services.tracing.tracer import (
 
 TRACES_PATH = "/v1/traces"
 PREFIX = "penstock"  # of service names
-PARENT_BASED = "parentbased_"
 PARENT, STATE = "TRACEPARENT", "TRACESTATE"
 
 
@@ -51,39 +47,43 @@ def tracer_of(config: TraceConfig, role: str, index: int) -> Tracer:
         return Tracer()
     from penstock.services.tracing.otlp import OtlpTracer
 
-    return OtlpTracer(settings, service_attributes(settings, role, index))
+    return OtlpTracer(settings, service_attributes(role, index))
 
 
 def settings_of(config: TraceConfig, environ: Mapping[str, str] = os.environ) -> Settings | None:
     """None if traces are off. Raises ConfigError."""
-    variables = {name: text.strip() for name, text in environ.items() if name.startswith("OTEL_") and text.strip()}
-    if variables.get("OTEL_SDK_DISABLED", "").lower() == "true" or variables.get("OTEL_TRACES_EXPORTER") == "none":
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_TRACES_EXPORTER") == "none":
         return None
-    protocol = protocol_of(config, variables)
-    endpoint = endpoint_of(config, variables, protocol)
-    if not endpoint:
+    given = config.otlp_endpoint or exporter_variable("ENDPOINT", environ)
+    if not given:
         return None
+    protocol = config.otlp_protocol
+    if protocol == "auto":
+        protocol = exporter_variable("PROTOCOL", environ) or HTTP
+    if protocol not in (HTTP, GRPC):
+        raise ConfigError("OTEL_EXPORTER_OTLP_PROTOCOL", protocol, f"it must be {HTTP} or {GRPC}")
     if protocol == GRPC and importlib.util.find_spec(GRPC_MODULE) is None:
         raise ConfigError("--otlp-protocol", GRPC, "it needs an extra: pip install 'penstock[otlp-grpc]'")
-    queue = positive("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE, variables)
+    parts = urlsplit(given)
+    if protocol != GRPC and (parts.scheme not in ("http", "https") or not parts.netloc):
+        source = "--otlp-endpoint" if config.otlp_endpoint else "OTEL_EXPORTER_OTLP_ENDPOINT"
+        raise ConfigError(source, given, "it must be like http://localhost:4318")
     return Settings(
-        endpoint=endpoint,
+        endpoint=endpoint_of(config.otlp_endpoint, protocol) if config.otlp_endpoint else None,
         protocol=protocol,
-        sampling=sampling_of(config, variables),
-        service=variables.get("OTEL_SERVICE_NAME", PREFIX),
-        insecure=True if "://" not in endpoint and not exporter_variable("INSECURE", variables) else None,
-        queue=queue,
-        batch=min(queue, positive("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", BATCH, variables)),
-        delay=positive("OTEL_BSP_SCHEDULE_DELAY", DELAY, variables) / 1000,
+        ratio=config.trace_sampling_ratio if config.trace_sampling_ratio < 1.0 else None,
+        queue=queue_of(environ),
+        delay=None if "OTEL_BSP_SCHEDULE_DELAY" in environ else DELAY,
         steps_per_second=config.trace_steps,
-    )  # fmt: skip
+    )
 
 
-def service_attributes(settings: Settings, role: str, index: int) -> dict[str, str | int]:
+def service_attributes(role: str, index: int) -> dict[str, str | int]:
     """The resource attributes of a process: a service per role, an instance per process."""
+    service = os.environ.get("OTEL_SERVICE_NAME") or PREFIX
     return {
-        "service.name": f"{settings.service}-{role}",
-        "service.namespace": settings.service,
+        "service.name": f"{service}-{role}",
+        "service.namespace": service,
         "service.instance.id": f"{role}-{index}",
         "service.version": VERSION,
         "host.name": socket.gethostname(),
@@ -91,64 +91,22 @@ def service_attributes(settings: Settings, role: str, index: int) -> dict[str, s
     }
 
 
-def exporter_variable(name: str, variables: Mapping[str, str], default: str = "") -> str:
+def exporter_variable(name: str, environ: Mapping[str, str]) -> str:
     """A variable of the exporter: the one for traces, else the one for all signals."""
-    return variables.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or variables.get(f"OTEL_EXPORTER_OTLP_{name}") or default
+    return environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or environ.get(f"OTEL_EXPORTER_OTLP_{name}", "")
 
 
-def protocol_of(config: TraceConfig, variables: Mapping[str, str]) -> str:
-    if config.otlp_protocol != "auto":
-        return config.otlp_protocol
-    found = exporter_variable("PROTOCOL", variables, HTTP)
-    if found not in (HTTP, GRPC):
-        raise ConfigError("OTEL_EXPORTER_OTLP_PROTOCOL", found, f"it must be {HTTP} or {GRPC}")
-    return found
-
-
-def endpoint_of(config: TraceConfig, variables: Mapping[str, str], protocol: str) -> str:
-    """The URL for spans, or empty. The variable for traces is used unchanged; the other settings name a collector, to
-    which the path of traces is appended for HTTP."""
-    exact = "" if config.otlp_endpoint else variables.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
-    source = "--otlp-endpoint" if config.otlp_endpoint else "OTEL_EXPORTER_OTLP_ENDPOINT"
-    found = config.otlp_endpoint or exact or variables.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
-    if not found:
-        return ""
-    parts = urlsplit(found)
-    bare = protocol == GRPC and "://" not in found  # host:port
-    if not bare and (parts.scheme not in ("http", "https") or not parts.netloc):
-        raise ConfigError(source, found, "it must be like http://localhost:4318")
-    if protocol == GRPC or exact or parts.path.rstrip("/").endswith(TRACES_PATH):
-        return found
-    return found.rstrip("/") + TRACES_PATH
-
-
-def sampling_of(config: TraceConfig, variables: Mapping[str, str]) -> Sampling:
-    """`--trace-sampling-ratio` below 1, else OTEL_TRACES_SAMPLER. Raises ConfigError."""
-    if config.trace_sampling_ratio < 1.0:
-        return Sampling(config.trace_sampling_ratio)
-    name = variables.get("OTEL_TRACES_SAMPLER", "parentbased_always_on")
-    parent_based, root = name.startswith(PARENT_BASED), name.removeprefix(PARENT_BASED)
-    if root == "traceidratio":
-        text = variables.get("OTEL_TRACES_SAMPLER_ARG", "1")
-        try:
-            ratio = float(text)
-        except ValueError:
-            ratio = -1.0
-        if not 0.0 <= ratio <= 1.0:
-            raise ConfigError("OTEL_TRACES_SAMPLER_ARG", text, "it must be between 0 and 1")
-        return Sampling(ratio, parent_based)
-    if root not in ("always_on", "always_off"):
-        allowed = "it must be always_on, always_off or traceidratio, or one of these behind parentbased_"
-        raise ConfigError("OTEL_TRACES_SAMPLER", name, allowed)
-    return Sampling(float(root == "always_on"), parent_based)
-
-
-def positive(name: str, default: int, variables: Mapping[str, str]) -> int:
-    """A whole number above 0. Raises ConfigError."""
-    text = variables.get(name, str(default))
+def queue_of(environ: Mapping[str, str]) -> int:
+    """The most waiting spans. Raises ConfigError."""
+    text = environ.get("OTEL_BSP_MAX_QUEUE_SIZE") or str(QUEUE)
     if not (text.isascii() and text.isdecimal() and 0 < int(text) < 1 << 31):
-        raise ConfigError(name, text, "it must be a whole number above 0")
+        raise ConfigError("OTEL_BSP_MAX_QUEUE_SIZE", text, "it must be a whole number above 0")
     return int(text)
+
+
+def endpoint_of(given: str, protocol: str) -> str:
+    """--otlp-endpoint as the exporter takes it: with HTTP the path of traces goes behind a collector's address."""
+    return given if protocol == GRPC or given.endswith(TRACES_PATH) else given.rstrip("/") + TRACES_PATH
 
 
 def environment(context: TraceContext) -> dict[str, str]:

@@ -32,27 +32,19 @@ MAX_TRACESTATE = 512  # bytes that a participant must propagate; a longer one is
 MAX_PROMPTS = 32  # of one operation that have a span of their own
 REASONS: Mapping[Finish, str] = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.CALLS: "tool_calls"}
 HTTP, GRPC = "http/protobuf", "grpc"
-QUEUE, BATCH, DELAY = 8192, 512, 1000  # spans, spans, milliseconds
+QUEUE, DELAY = 8192, 1.0  # spans, seconds; OpenTelemetry's own queue is short for a server that is traced as a whole
 GRPC_MODULE = "opentelemetry.exporter.otlp.proto.grpc"
 LAST_WORDS = 1.0  # seconds that the end of a process waits for the collector
 
 
-class Sampling(msgspec.Struct, frozen=True):
-    """How requests are sampled: by the client's sampled flag if there is one and `parent_based`, else by ratio."""
-
-    ratio: float
-    parent_based: bool = True
-
-
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    endpoint: str
-    protocol: str
-    sampling: Sampling
-    service: str  # prefix of the services' names
-    insecure: bool | None = None  # gRPC without TLS; None: by the endpoint's scheme and the variables
+    """What options say of traces. None: what OpenTelemetry's variables or defaults say."""
+
+    endpoint: str | None = None
+    protocol: str = HTTP
+    ratio: float | None = None  # of the requests that are traced, where the client has not decided
     queue: int = QUEUE  # most waiting spans
-    batch: int = BATCH  # most spans of one export
-    delay: float = DELAY / 1000  # most seconds that a span waits
+    delay: float | None = None  # most seconds that a span waits
     steps_per_second: float = 0.0  # steps with traced requests that get a span
 
 

@@ -99,7 +99,7 @@ async def test_a_client_takes_status_and_first_token() -> None:
     async with server:
         outcome = await soak.ask(server.sockets[0].getsockname(), "stream", random.Random(1))
     assert (outcome.status, outcome.whole) == (200, True)
-    assert 0 < outcome.first < 10
+    assert 0 < outcome.first < 60
 
 
 @pytest.mark.long

@@ -18,9 +18,8 @@ SHAPES = (Shape("delta", 4, 2, 16, 40, True), Shape("odd", 6, 2, 24, 16, True), 
 @pytest.mark.parametrize("few", [False, True], ids=["few", "many"])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_results_and_entries(shape: Shape, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """few: a program has heads that share a key, and all of their tiles."""
-    monkeypatch.setattr(recurrence_triton, "RESIDENT", 1 if few else 99)
-    monkeypatch.setattr(recurrence_triton, "STATE_TILE", 512)
+    """few: programs have few columns."""
+    monkeypatch.setattr(recurrence_triton, "RESIDENT", 999 if few else 0)
     torch.manual_seed(1)
     assert off(Scene(shape, 9, "cpu", torch.float32), 6) < 1e-5
 

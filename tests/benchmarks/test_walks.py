@@ -33,4 +33,6 @@ def test_both_walks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {"Runner.begin", "Runner.finish", "Runner.collect"} <= set(
         walks["step"]["functions"]["engine_core/execution/model_runner.py"]
     )
+    assert walks["step"]["figures"]["files"] <= 20, "of a steady step, so that it can be read in one sitting"
+    assert walks["step"]["figures"]["functions"] <= 80
     assert capsys.readouterr().out.startswith(f"chat: {walks['chat']['figures']['files']} files, ")

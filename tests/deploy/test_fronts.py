@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -16,6 +15,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.services.links.network import free_port
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 PID = os.getpid()
@@ -28,13 +29,6 @@ FRONTS = [
     pytest.param(name, marks=pytest.mark.skipif(shutil.which(name) is None, reason=f"{name} is not installed"))
     for name in ("nginx", "envoy")
 ]
-
-
-def free_port() -> int:
-    """Of a loopback address that nobody else uses; fronts cannot be given port 0."""
-    with socket.create_server((HOST, 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def nginx(folder: Path, port: int, server: int) -> list[str]:
@@ -81,7 +75,7 @@ async def front(name: str, folder: Path, serve: Serve) -> AsyncIterator[tuple[in
             writer.close()
 
     server = await asyncio.start_server(answer, HOST, 0)
-    port = free_port()
+    port = free_port(HOST)  # fronts cannot be given port 0
     command = COMMANDS[name](folder, port, server.sockets[0].getsockname()[1])
     process = await asyncio.create_subprocess_exec(*command)
     try:

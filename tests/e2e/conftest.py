@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.server import Server, serving
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(tmp_path_factory.mktemp("server")) as server:
         yield server

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -158,13 +158,15 @@ class Worker:
 
 
 @contextmanager
-def working(hosts: Hosts, folder: Path, *arguments: str, parts: str = "executor:1", host: int = 1) -> Iterator[Worker]:
-    """`penstock serve` with some parts on a host; it is not waited for."""
+def working(
+    hosts: Hosts | None, folder: Path, *arguments: str, parts: str = "executor:1", host: int = 1
+) -> Iterator[Worker]:
+    """`penstock serve` with some parts on a host; it is not waited for. hosts: None: this machine is both."""
     folder.mkdir()
     notices, log, run_dir = NoticeSocket(folder / "notify.sock"), folder / "worker.log", folder / "run"
     command = [sys.executable, "-m", "penstock", "serve", "--parts", parts, "--run-dir", str(run_dir), *arguments]
     environment = {**os.environ, "NOTIFY_SOCKET": str(notices.path), "NO_COLOR": "1"}
-    with log.open("wb") as out, hosts.inside(host):
+    with log.open("wb") as out, nullcontext() if hosts is None else hosts.inside(host):
         process = subprocess.Popen(command, stdout=out, stderr=out, env=environment)
     try:
         yield Worker(process, notices, log, run_dir)

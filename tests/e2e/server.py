@@ -11,15 +11,17 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from benchmarks import server
 from benchmarks.samples import scrape, total
 from penstock.services.supervisor.sd_notify import NoticeSocket
+from tests.e2e.chaos import faulty
 
 ONE_EACH = ("--api-processes", "1", "--tokenizer-processes", "1")  # unless a test asks for more
+FAULTY = Path(faulty.__file__)  # an entry whose executors fail, or take their time, at will
 LIMIT = 120.0  # seconds for anything that a test waits for; a loaded two-core machine needs some of them
 
 
@@ -50,6 +52,19 @@ class Server:
                 if role in words:
                     found[role.decode()] = pid
         return found
+
+    def slow(self) -> AbstractContextManager[None]:
+        """Executors of FAULTY take long for each step, so that what runs does not end by itself."""
+        return faulty.slow(self.log.parent)
+
+    @contextmanager
+    def no_restarts(self) -> Iterator[None]:
+        """Whoever dies meanwhile is started again afterwards: the launcher stands still."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
 
     def logged(self, words: str, times: int = 1) -> None:
         """Wait until these words stand in the log, so often."""
@@ -111,7 +126,7 @@ def serving(
     log = folder / "server.log"
     command = [sys.executable, *([str(entry)] if entry else ["-m", "penstock"]), "serve", *([model] if model else [])]
     command += ["--port", "0", "--run-dir", str(run_dir), *ONE_EACH, *arguments]
-    environment = {**os.environ, "NOTIFY_SOCKET": str(notices.path), "NO_COLOR": "1"}
+    environment = {**os.environ, "NOTIFY_SOCKET": str(notices.path), "NO_COLOR": "1", faulty.FAULTS: str(folder)}
     started = time.monotonic()
     with log.open("wb") as errors, (folder / "stdout").open("wb") as out:
         process = subprocess.Popen(command, stdout=out if apart else errors, stderr=errors, env=environment)

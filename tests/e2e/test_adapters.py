@@ -20,10 +20,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from penstock.engine_core.folder import resolve
-from tests.e2e.server import LIMIT, Server, serving
+from tests.e2e.server import FAULTY, LIMIT, Server, serving
 
 KEY = {"authorization": "Bearer operator"}
 TOKENS = 32
+LONG = 3000  # of a stream that a test ends
 PROMPTS = ("The people who live in this house are", "A list of colours: red, green,")
 
 
@@ -57,7 +58,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         folder, "--enable-lora", "--lora-modules", f"first={folder}/loras/a", "--lora-dir", str(folder / "loras"),
         "--admin-address", f"unix:{folder}/admin", "--operator-key-file", str(folder / "keys"), "--max-loras", "1",
         "--max-cpu-loras", "2", "--device", "cpu", "--dtype", "float32", "--api-processes", "2", "--max-num-seqs", "8",
-        "--metrics-alias", "vllm",
+        "--metrics-alias", "vllm", entry=FAULTY,
     ) as found:  # fmt: skip
         yield found
 
@@ -89,9 +90,9 @@ def said(server: Server, model: str, number: int = 0) -> str:
     return str(answer["choices"][0]["text"])
 
 
-def stream(server: Server, model: str) -> Iterator[str]:
+def stream(server: Server, model: str, tokens: int = 120) -> Iterator[str]:
     """Pieces of a text as they come."""
-    body = {**asked(model), "stream": True, "max_tokens": 120}
+    body = {**asked(model), "stream": True, "max_tokens": tokens}
     request = urllib.request.Request(
         server.url + "/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )
@@ -126,9 +127,10 @@ def test_banner_and_health_tell_of_adapters(server: Server) -> None:
 
 def test_an_endpoint_picker_sees_which_adapters_are_in_use(server: Server) -> None:
     """A request runs, and one waits for the only place, while the operator's pause keeps both where they are."""
-    running, deadline = stream(server, "b"), time.monotonic() + LIMIT
-    next(running)
-    operate(server, "/pause?mode=keep", {})
+    running, deadline = stream(server, "b", LONG), time.monotonic() + LIMIT
+    with server.slow():
+        next(running)
+        operate(server, "/pause?mode=keep", {})
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(said, server, "c")
         labels = 'max_lora="1",model_name="penstock-demo",running_lora_adapters="b",waiting_lora_adapters="c"'

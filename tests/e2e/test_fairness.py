@@ -16,14 +16,14 @@ import pytest
 from benchmarks.samples import read_samples, total
 from tests.e2e.server import LIMIT, Server, serving
 
-FLOOD = {"prompt": "Once upon a time", "max_tokens": 500, "ignore_eos": True, "stream": True}
+FLOOD = {"prompt": "Once upon a time", "max_tokens": 3000, "ignore_eos": True, "stream": True}
 PROBE = {"prompt": "Hello", "max_tokens": 8, "ignore_eos": True, "stream": True}
 ONE, OTHER = ({"authorization": f"Bearer {key}"} for key in ("one", "other"))
 
 
 @contextmanager
 def flooded(server: Server, headers: dict[str, str], n: int, users: bool) -> Iterator[list[float]]:
-    """Four requests of `n` choices of 500 tokens that take every slot, each over a connection of its own and with a
+    """Four requests of `n` choices of 3000 tokens that take every slot, each over a connection of its own and with a
     user that was made up. The list gets the times at which they end; in the end they are given up."""
     ended: list[float] = []
     leave = threading.Event()
@@ -76,7 +76,7 @@ def full(server: Server, slots: int, headers: dict[str, str]) -> None:
 
 def test_short_requests_pass_a_flood_that_holds_every_slot(tmp_path: Path) -> None:
     """Of another key, of another user of the flood's own key, and of another connection: all are over while the flood's
-    requests, of which each writes sixty times as much, go on."""
+    requests, of which each would write for minutes, go on."""
     options = ("--max-num-seqs", "32", "--api-key", "one,other")
     with serving(tmp_path, *options) as server, flooded(server, ONE, 32, users=True) as ended:
         full(server, 32, ONE)
@@ -88,7 +88,7 @@ def test_short_requests_pass_a_flood_that_holds_every_slot(tmp_path: Path) -> No
 
 @pytest.mark.long
 def test_the_first_token_comes_within_two_seconds(tmp_path: Path) -> None:
-    """Four requests of 128 choices of 500 tokens, where 256 run at once."""
+    """Four requests of 128 choices of 3000 tokens, where 256 run at once."""
     with serving(tmp_path) as server, flooded(server, {}, 128, users=False) as ended:
         full(server, 256, {})
         found = [probed(server, {}) for _ in range(5)]

@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from tests.e2e.chaos.leftovers import ended
-from tests.e2e.server import LIMIT, Server, descendants, serving
+from tests.e2e.server import FAULTY, LIMIT, Server, descendants, serving
 from tests.e2e.test_processes import wait_gone
 
 COMPLETIONS = "/v1/completions"
@@ -34,7 +34,7 @@ TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that runs one request at a time and logs JSON."""
-    with serving(tmp_path_factory.mktemp("narrow"), *NARROW, "--log-format", "json", apart=True) as found:
+    with serving(tmp_path_factory.mktemp("narrow"), *NARROW, "--log-format", "json", entry=FAULTY, apart=True) as found:
         yield found
 
 
@@ -63,9 +63,9 @@ def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def occupied(http: httpx.Client) -> Iterator[None]:
+def occupied(narrow: Server, http: httpx.Client) -> Iterator[None]:
     """The one place of the narrow server is taken, until the block ends."""
-    with http.stream("POST", COMPLETIONS, json={**LONG, "stream": True}) as answer:
+    with narrow.slow(), http.stream("POST", COMPLETIONS, json={**LONG, "stream": True}) as answer:
         heard = events(answer.iter_lines())
         next(heard)
         yield
@@ -76,24 +76,25 @@ def occupied(http: httpx.Client) -> Iterator[None]:
     [({"timeout": 0.2}, {}, "timeout"), ({}, {"X-Request-Timeout": "0.2"}, "X-Request-Timeout")],
 )
 def test_a_request_ends_at_its_deadline(
-    http: httpx.Client, field: dict[str, float], headers: dict[str, str], source: str
+    narrow: Server, http: httpx.Client, field: dict[str, float], headers: dict[str, str], source: str
 ) -> None:
-    answer = http.post(COMPLETIONS, json={**LONG, **field}, headers=headers)
+    with narrow.slow():
+        answer = http.post(COMPLETIONS, json={**LONG, **field}, headers=headers)
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], error["code"]) == (504, "timeout_error", "deadline_exceeded")
     assert f"0.2 s ({source})" in error["message"]
 
 
-def test_a_stream_that_has_begun_ends_with_the_error(http: httpx.Client) -> None:
+def test_a_stream_that_has_begun_ends_with_the_error(narrow: Server, http: httpx.Client) -> None:
     """One that has not, because the machine is slow, ends with the status."""
-    with http.stream("POST", COMPLETIONS, json={**LONG, "stream": True, "timeout": 2}) as answer:
+    with narrow.slow(), http.stream("POST", COMPLETIONS, json={**LONG, "stream": True, "timeout": 2}) as answer:
         *_, last = events(answer.iter_lines())
     assert answer.status_code in (200, 504)
     assert last["error"]["code"] == "deadline_exceeded"
 
 
 def test_a_deadline_holds_in_the_queue_and_so_does_the_queues_own(narrow: Server, http: httpx.Client) -> None:
-    with occupied(http):
+    with occupied(narrow, http):
         late = http.post(COMPLETIONS, json={**SHORT, "timeout": 0.2})
         assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
         turned_away = http.post(COMPLETIONS, json=SHORT)
@@ -155,8 +156,8 @@ def test_every_line_of_the_log_is_an_object_and_a_request_is_named_in_its_own(na
 
 def test_a_process_that_keeps_failing_makes_the_server_say_so(tmp_path: Path) -> None:
     """Its executor dies as often as it is started: whoever waits hears why, with an error of class 503."""
-    with serving(tmp_path) as server, httpx.Client(base_url=server.url, timeout=LIMIT) as http:
-        with http.stream("POST", COMPLETIONS, json={**LONG, "stream": True}) as answer:
+    with serving(tmp_path, entry=FAULTY) as server, httpx.Client(base_url=server.url, timeout=LIMIT) as http:
+        with server.slow(), http.stream("POST", COMPLETIONS, json={**LONG, "stream": True}) as answer:
             heard = events(answer.iter_lines())
             next(heard)
             killed: set[int] = set()
@@ -186,7 +187,7 @@ def test_a_slow_reader_holds_up_nobody_and_hears_everything(tmp_path: Path) -> N
     place = tmp_path / "http.sock"
     body = {**LONG, "max_tokens": 200, "n": 4, "logprobs": 20, "temperature": 1, "seed": 5, "return_token_ids": True}
     asking = httpx.Client(transport=httpx.HTTPTransport(uds=str(place)), base_url="http://x", timeout=LIMIT)
-    with serving(tmp_path, "--uds", str(place)) as server, asking as http:
+    with serving(tmp_path, "--uds", str(place), entry=FAULTY) as server, asking as http:
         expected = http.post(COMPLETIONS, json=body).json()["choices"]
         with http.stream("POST", COMPLETIONS, json={**body, "stream": True}) as answer:
             deadline = time.monotonic() + LIMIT
@@ -212,7 +213,7 @@ def finished(http: httpx.Client, choices: int) -> bool:
 def second_signal(server: Server, http: httpx.Client) -> None:
     """It ends the server at once, whatever runs, with another exit code and nothing left over."""
     pids = descendants(server.process.pid)
-    with http.stream("POST", COMPLETIONS, json={**LONG, "stream": True}) as answer:
+    with server.slow(), http.stream("POST", COMPLETIONS, json={**LONG, "stream": True}) as answer:
         heard = events(answer.iter_lines())
         next(heard)
         server.process.send_signal(signal.SIGTERM)

@@ -57,6 +57,11 @@ def states(server: Server) -> dict[str, str]:
     return states_of(server.get("/v1/models"))
 
 
+def become(server: Server, **wanted: str) -> None:
+    """Wait for these states: heartbeats tell of them."""
+    server.until("/v1/models", lambda listed: states_of(listed) == wanted)
+
+
 def states_of(listed: dict[str, Any]) -> dict[str, str]:
     return {each["id"]: each["state"] for each in listed["data"]}
 
@@ -72,10 +77,10 @@ def pid_of(server: Server, role: str, model: str) -> int:
 
 
 def test_models_in_turns_and_mixed_answer_every_request(server: Server) -> None:
-    assert states(server) == {"one": "loaded", "other": "asleep"}
+    become(server, one="loaded", other="asleep")
     said = {name: asked(server, name) for name in ("one", "other")}
     assert said["one"] != said["other"], "each has its own weights"
-    assert states(server) == {"one": "asleep", "other": "loaded"}
+    become(server, one="asleep", other="loaded")
     with concurrent.futures.ThreadPoolExecutor(16) as clients:
         found = list(clients.map(lambda name: (name, asked(server, name)), ["one", "other"] * 12))
     assert all(text == said[name] for name, text in found)
@@ -93,11 +98,11 @@ def test_who_names_none_is_told_which_there_are_and_one_unknown_is_not_found(ser
 def test_the_operator_has_one_loaded_and_put_to_sleep(server: Server) -> None:
     for name, other in (("one", "other"), ("other", "one")):
         assert operate(server, f"/wake_up?model={name}") == ""
-        server.until("/v1/models", lambda listed, name=name: states_of(listed)[name] == "loaded")  # by a heartbeat
+        become(server, **{name: "loaded", other: "asleep"})
         assert operate(server, f"/is_sleeping?model={other}", method="GET") == {"is_sleeping": True}
     assert operate(server, "/sleep") == ""
     assert operate(server, "/is_sleeping", method="GET") == {"is_sleeping": True}
-    server.until("/v1/models", lambda listed: set(states_of(listed).values()) == {"asleep"})
+    become(server, one="asleep", other="asleep")
 
 
 def struck(server: Server, role: str, model: str, words: str) -> None:
@@ -154,7 +159,7 @@ def test_an_api_process_that_is_killed_in_a_switch_leaves_one_that_goes_on(serve
 
 def test_models_that_fit_together_stay_and_a_death_of_one_is_nothing_to_the_other(tmp_path: Path) -> None:
     with serving(tmp_path, *arguments(tmp_path, 0.4)) as server:
-        assert states(server) == {"one": "loaded", "other": "loaded"}
+        become(server, one="loaded", other="loaded")
         said = asked(server, "one", 200)
         found: list[str] = []
         client = threading.Thread(target=lambda: found.append(asked(server, "one", 200)))

@@ -603,6 +603,25 @@ def test_pictures_are_attached_pasted_and_dropped(page: Page, seeing: Engine) ->
     page.until(ANSWERED)
 
 
+def test_a_picture_with_a_wrong_name_is_sent_as_what_it_is(page: Page, seeing: Engine) -> None:
+    visit(page, seeing.url)
+    page.evaluate(f"""(async () => {{
+        const given = await {DRAWN}('red.jpg', 'red');
+        const renamed = new File([given.files[0]], 'red.jpg', {{type: 'image/jpeg'}});
+        given.items.clear();
+        given.items.add(renamed);
+        const box = document.getElementById('files');
+        box.files = given.files;
+        box.dispatchEvent(new Event('change'));
+    }})()""")
+    pictures(page, "#attached", "red.jpg")
+    say(page, "Which?")
+    seeing.until(lambda: bool(seeing.link.of(SubmitText)))
+    assert seeing.latest.images[0].data.startswith(b"\x89PNG")
+    seeing.end("Red")
+    page.until(ANSWERED)
+
+
 def test_a_picture_that_is_large_or_of_a_rare_kind_is_drawn_anew(page: Page, seeing: Engine) -> None:
     visit(page, seeing.url)
     bitmap = base64.b64encode(BITMAP).decode()

@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 
 from tests.e2e.chaos.groups import executors
 from tests.e2e.chaos.leftovers import ended
-from tests.e2e.server import LIMIT, Server, serving
+from tests.e2e.server import FAULTY, LIMIT, Server, serving
 from tests.e2e.test_weights import operate, options, write_folder
 
 IDLE = ("--idle-timeout", "1", "--device", "cpu", "--keep-weights")
@@ -29,14 +30,14 @@ MIB = 1 << 20
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    with serving(tmp_path, *IDLE) as made:
+    with serving(tmp_path, *IDLE, entry=FAULTY) as made:
         yield made
         ended(made)
 
 
-def asked(server: Server) -> dict[str, Any]:
+def asked(server: Server, **more: Any) -> dict[str, Any]:
     request = urllib.request.Request(
-        server.url + "/v1/completions", json.dumps(BODY).encode(), {"Content-Type": "application/json"}
+        server.url + "/v1/completions", json.dumps(BODY | more).encode(), {"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=LIMIT) as answer:
         choice: dict[str, Any] = json.load(answer)["choices"][0]
@@ -52,20 +53,47 @@ def sleeps(server: Server) -> None:
     server.until("/health", lambda found: found["engine"]["asleep"])
 
 
+def process(server: Server, role: str = "executor") -> int:
+    """Its pid. An executor's command line is empty while it changes its image."""
+    while (pid := server.children().get(role)) is None:
+        select.select([], [], [], 0.02)
+    return pid
+
+
+def ranks(server: Server) -> list[int]:
+    """Pids of a group of two, as `process`."""
+    while len(found := executors(server)) < 2:
+        select.select([], [], [], 0.02)
+    return found
+
+
+def awake(server: Server) -> int:
+    """Bytes of an executor that has the model. It may fall asleep at any time: then once more."""
+    while True:
+        before = server.log.read_text().count(SLEEPS)
+        asked(server)
+        held = resident(process(server))
+        if server.log.read_text().count(SLEEPS) == before:
+            return held
+
+
 def test_memory_is_given_back_and_a_request_wakes_it(server: Server) -> None:
-    said, awake = asked(server), resident(server.children()["executor"])
+    said, pid, held = asked(server), process(server), awake(server)
     sleeps(server)
-    pid = server.children()["executor"]
-    server.logged("executor-0 asleep")
+    server.logged("executor-0 asleep", server.log.read_text().count(SLEEPS))
     asleep = resident(pid)
-    assert asleep < awake
+    assert asleep < held
     assert server.get("/health")["ready"]
     assert server.get("/health/ready") == {"status": "ok"}
     began = time.monotonic()
     assert asked(server) == said
-    print(f"\nasleep {asleep / MIB:.0f} MiB were {awake / MIB:.0f}; woken in {time.monotonic() - began:.1f} s")
-    assert server.children()["executor"] == pid, "its supervisor has seen nothing"
-    assert not server.get("/health")["engine"]["sleeping"]
+    print(f"\nasleep {asleep / MIB:.0f} MiB were {held / MIB:.0f}; woken in {time.monotonic() - began:.1f} s")
+    assert process(server) == pid, "its supervisor has seen nothing"
+    with ThreadPoolExecutor(1) as pool:
+        with server.slow():
+            running = pool.submit(asked, server, max_tokens=100)
+            server.until("/health", lambda found: not found["engine"]["sleeping"])
+        running.result()
 
 
 def struck(server: Server, words: str, strike: Callable[[], None]) -> None:
@@ -84,9 +112,7 @@ def struck(server: Server, words: str, strike: Callable[[], None]) -> None:
 
 def kill(server: Server, *roles: str) -> None:
     for role in roles:
-        while (pid := server.children().get(role)) is None:  # its command line is empty while it changes its image
-            select.select([], [], [], 0.02)
-        os.kill(pid, signal.SIGKILL)
+        os.kill(process(server, role), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
@@ -153,13 +179,17 @@ def test_the_operator_has_it_sleep_and_wake_with_the_weights_of_an_update(tmp_pa
 def test_both_members_of_a_group_sleep_and_wake_with_the_weights_that_they_kept(tmp_path: Path) -> None:
     words = ("--tensor-parallel-size", "2", "--max-num-seqs", "8")
     with serving(tmp_path, *IDLE, *words) as server:
-        said, pids = asked(server), executors(server)
+        said, pids = asked(server), ranks(server)
         sleeps(server)
+        restored = [f"executor-{rank} weights_restored" for rank in range(2)]
+        before = [server.log.read_text().count(words) for words in restored]
         assert asked(server) == said
-        assert executors(server) == pids
+        assert ranks(server) == pids
+        for words, count in zip(restored, before, strict=True):
+            server.logged(words, count + 1)
         log = server.log.read_text()
         assert "group_broken" not in log
-        assert all(log.count(f"executor-{rank} weights_restored") == 1 for rank in range(2))
+        assert [log.count(words) for words in restored] == [count + 1 for count in before]
         ended(server)
 
 
@@ -186,5 +216,6 @@ def test_weights_stay_in_the_hosts_memory(tmp_path: Path) -> None:
         operate(server, "/sleep?level=2")
         server.until("/health", lambda found: found["engine"]["asleep"] and not found["engine"]["kept_weight_bytes"])
         assert asked(server) == said
+        server.logged("weights_written", 2)
         assert server.log.read_text().count("weights_written") == 2, "the update is read again"
         ended(server)

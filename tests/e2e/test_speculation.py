@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import subprocess
 import sys
 import time
@@ -13,7 +14,8 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.server import Server, serving
+from benchmarks.samples import scrape, total
+from tests.e2e.server import LIMIT, Server, serving
 
 MODEL = "penstock-demo"
 LIST = "chair; ziaclurk; kloteax; lantern; ciatros; thoonia; guitar; clumen; bell; drum"
@@ -170,10 +172,14 @@ def test_prompt_lookup_changes_no_answer_and_can_be_switched_off(
 
 
 def test_metrics_count_what_became_of_drafts(lookup: Server, copier: openai.OpenAI) -> None:
+    before = total(scrape(lookup.url), "engine_accepted_tokens_total")
     accepted, _ = drafted(whole(copier))
     assert accepted > 0
-    engine(lookup)
-    with urllib.request.urlopen(lookup.url + "/metrics", timeout=30) as answer:
+    deadline = time.monotonic() + LIMIT
+    while total(scrape(lookup.url), "engine_accepted_tokens_total") < before + accepted:  # told once a second
+        assert time.monotonic() < deadline
+        select.select([], [], [], 0.05)
+    with urllib.request.urlopen(lookup.url + "/metrics", timeout=LIMIT) as answer:
         families = {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
     names = ("drafts", "draft_tokens", "accepted_tokens")
     drafts, tokens, taken = (families[f"penstock_engine_{name}"].samples[0].value for name in names)

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from penstock.engine_core.loading.digests import checksum
 from tests.e2e.server import Server, serving
 from tests.e2e.test_weights import (
+    LONG,
     PROMPT,
     TOKENS,
     WEIGHTS,
@@ -27,8 +28,10 @@ from tests.e2e.test_weights import (
     ids,
     operate,
     options,
+    rest,
     stream,
     tokens_of,
+    updatable,
     version,
     write_folder,
 )
@@ -84,8 +87,7 @@ def training(server: Server, size: int = 2) -> Iterator[Trainer]:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    write_folder(tmp_path / "weights" / "new")
-    with serving(tmp_path, *options(tmp_path)) as found:
+    with updatable(tmp_path) as found:
         yield found
 
 
@@ -94,24 +96,27 @@ def test_a_broadcast_under_an_open_stream(server: Server, fresh: Server) -> None
     prompt, told = tokens_of(server), {}
     with training(server) as trainer:
         assert trainer.join() == {"success": True, "message": "Succeeded to initialize custom process group."}
-        running = stream(server, PROMPT, remarks=told)
-        found = [*next(running), *next(running)]
         half = len(trainer.tensors) // 2
         asked = {"group_name": "group", "flush_cache": False, "weight_version": "7"}
         wrong = {**asked, **trainer.listing(0, 1), "shapes": [[3]]}
-        assert "has shape [3]" in operate(server, "/update_weights_from_distributed", wrong)["message"]
-        assert version(server) == "0"
-        operate(server, "/pause?mode=keep")
+        with server.slow():
+            running = stream(server, PROMPT, LONG, remarks=told)
+            found = [*next(running), *next(running)]
+            assert "has shape [3]" in operate(server, "/update_weights_from_distributed", wrong)["message"]
+            assert version(server) == "0"
+            operate(server, "/pause?mode=keep")
         for start, count in ((0, half), (half, len(trainer.tensors))):
             trainer.send(start, count)
             answer = operate(server, "/update_weights_from_distributed", {**asked, **trainer.listing(start, count)})
             assert answer["success"], answer
             assert trainer.line() == "sent"
         operate(server, "/resume")
-        found += [token for part in running for token in part]
+        found += rest(server, running)
         first, second = told["weight_versions"]
         assert (first["weight_version"], second["weight_version"]) == ("0", "7")
-        assert found[second["start"] :] == ids(fresh, prompt + found[: second["start"]], TOKENS - second["start"])
+        before = second["start"]
+        assert 0 < before <= len(found) - TOKENS
+        assert found[before:] == ids(fresh, prompt + found[:before], len(found) - before)
         sums = operate(server, "/weights_checker", {"action": "checksum"})["payload"]
         assert sums["weight_version"] == "7"
         for name, tensor in trainer.tensors:

@@ -6,9 +6,11 @@ import json
 import os
 import shutil
 import signal
+import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from penstock.engine_core.embedded import demo_folder
-from tests.e2e.server import LIMIT, Server, serving
+from tests.e2e.server import FAULTY, LIMIT, Server, serving
 
 PROMPT = "The people who live in this house are"
 TOKENS = 100
+LONG = 3000  # of a stream that goes on behind what a test does to it
 WEIGHTS = "model.safetensors"
 
 
@@ -48,10 +51,23 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield found
 
 
+@contextmanager
+def updatable(folder: Path) -> Iterator[Server]:
+    write_folder(folder / "weights" / "new")
+    with serving(folder, *options(folder), entry=FAULTY) as found:
+        yield found
+
+
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    write_folder(tmp_path / "weights" / "new")
-    with serving(tmp_path, *options(tmp_path)) as found:
+    with updatable(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """For tests after which it has the weights that it had."""
+    with updatable(tmp_path_factory.mktemp("unchanged")) as found:
         yield found
 
 
@@ -89,6 +105,17 @@ def ids(server: Server, prompt: Any, tokens: int = TOKENS) -> list[int]:
     return [token for part in stream(server, prompt, tokens) for token in part]
 
 
+def rest(server: Server, running: Iterator[list[int]]) -> list[int]:
+    """What a long stream says until it has said TOKENS more from now on, and is aborted."""
+    asked = time.time()
+    now = server.until("/health", lambda found: found["engine"]["time"] > asked)["engine"]["output_tokens"]
+    server.until("/health", lambda found: found["engine"]["output_tokens"] >= now + TOKENS)
+    operate(server, "/pause?mode=abort")
+    found = [token for part in running for token in part]
+    operate(server, "/resume")
+    return found
+
+
 def tokens_of(server: Server) -> list[int]:
     request = urllib.request.Request(
         server.url + "/tokenize", json.dumps({"prompt": PROMPT}).encode(), {"content-type": "application/json"}
@@ -106,24 +133,24 @@ def update(server: Server, path: str = "new", **more: Any) -> Any:
 
 
 def test_a_stream_goes_on_with_the_new_weights_and_no_token_is_of_both(server: Server, fresh: Server) -> None:
-    old, new, prompt = ids(server, PROMPT), ids(fresh, PROMPT), tokens_of(server)
+    old, new, prompt = ids(server, PROMPT, 4 * TOKENS), ids(fresh, PROMPT), tokens_of(server)
     assert old[:20] != new[:20]
     told: dict[str, Any] = {}
-    running = stream(server, PROMPT, remarks=told)
-    found = [*next(running), *next(running), *next(running)]
-    assert update(server) == {
-        "success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 1,
-        "weight_version": "1",
-    }  # fmt: skip
-    found += [token for part in running for token in part]
+    with server.slow():
+        running = stream(server, PROMPT, LONG, remarks=told)
+        found = [*next(running), *next(running), *next(running)]
+        assert update(server) == {
+            "success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 1,
+            "weight_version": "1",
+        }  # fmt: skip
+    found += rest(server, running)
     first, second = told["weight_versions"]
     assert first == {"index": 0, "start": 0, "weight_version": "0"}
     assert (second["weight_version"], told["weight_version"]) == ("1", "1")
     before = second["start"]
-    assert len(found) == TOKENS
-    assert found[:before] == old[:before]
-    assert before > 0
-    assert found[before:] == ids(fresh, prompt + found[:before], TOKENS - before)
+    assert 0 < before <= len(found) - TOKENS
+    assert found[: min(before, len(old))] == old[:before]
+    assert found[before:] == ids(fresh, prompt + found[:before], len(found) - before)
     assert ids(server, PROMPT) == new, "what the old weights have cached is of no use"
     assert (
         version(server)
@@ -144,8 +171,8 @@ def test_an_executor_that_begins_anew_reads_what_it_should_have(server: Server, 
     assert "weight_version: it must be given" in update(server)["error"]["message"]
 
 
-def test_folders_that_are_not_the_model_change_nothing(server: Server) -> None:
-    old, weights = ids(server, PROMPT, 20), server.log.parent / "weights"
+def test_folders_that_are_not_the_model_change_nothing(unchanged: Server) -> None:
+    old, weights = ids(unchanged, PROMPT, 20), unchanged.log.parent / "weights"
     shutil.copytree(weights / "new", weights / "cut")
     (weights / "cut" / WEIGHTS).write_bytes((weights / "new" / WEIGHTS).read_bytes()[:-8])
     shutil.copytree(weights / "new", weights / "other")
@@ -154,44 +181,47 @@ def test_folders_that_are_not_the_model_change_nothing(server: Server) -> None:
     (weights / "out").mkdir()
     for name in ("config.json", WEIGHTS):
         (weights / "out" / name).symlink_to(demo_folder() / name)
-    told = {path: update(server, path) for path in ("cut", "other", "out", "..", "", "nothing", "/etc")}
+    told = {path: update(unchanged, path) for path in ("cut", "other", "out", "..", "", "nothing", "/etc")}
     assert told["cut"]["success"] is told["other"]["success"] is False
     assert told["cut"]["message"].startswith(f"{WEIGHTS}: truncated or damaged")
     assert told["other"]["message"] == "config.json: it describes another model than the one that is served"
     for path in ("out", "..", "", "/etc"):
         assert told[path]["error"]["message"] == "the folder and its files must be below --weights-dir"
     assert told["nothing"]["error"]["code"] == "not_found"
-    assert (ids(server, PROMPT, 20), version(server)) == (old, "0")
+    assert (ids(unchanged, PROMPT, 20), version(unchanged)) == (old, "0")
 
 
-def test_pauses(server: Server) -> None:
-    old = ids(server, PROMPT)
-    running = stream(server, PROMPT)
-    found = next(running)
-    assert operate(server, "/pause?mode=keep") == {"status": "paused"}
-    assert operate(server, "/is_paused", method="GET") == {"is_paused": True}
-    health = server.until("/health", lambda found: found["paused"])
-    assert (health["paused"], health["ready"], health["engine"]["running"]) == ("keep", True, 1)
-    assert operate(server, "/resume") == {"status": "resumed"}
-    assert found + [token for part in running for token in part] == old
+def test_pauses(unchanged: Server) -> None:
+    old = ids(unchanged, PROMPT)
+    with unchanged.slow():
+        running = stream(unchanged, PROMPT, LONG)
+        found = next(running)
+        assert operate(unchanged, "/pause?mode=keep") == {"status": "paused"}
+    assert operate(unchanged, "/is_paused", method="GET") == {"is_paused": True}
+    health = unchanged.until("/health", lambda found: found["paused"] and found["engine"]["running"] == 1)
+    assert (health["paused"], health["ready"]) == ("keep", True)
+    assert operate(unchanged, "/resume") == {"status": "resumed"}
+    assert (found + rest(unchanged, running))[:TOKENS] == old
     said: list[str] = []
-    running = stream(server, PROMPT, reasons=said)
-    next(running)
-    assert operate(server, "/pause_generation", {"mode": "abort"})["status"] == "ok"
-    assert sum(map(len, running)) < TOKENS - 1
+    with unchanged.slow():
+        running = stream(unchanged, PROMPT, LONG, reasons=said)
+        next(running)
+        assert operate(unchanged, "/pause_generation", {"mode": "abort"})["status"] == "ok"
+    assert sum(map(len, running)) < LONG - 1
     assert said[-1] == "abort"
     with ThreadPoolExecutor(1) as pool:
-        newcomer = pool.submit(ids, server, PROMPT)
-        server.until("/health", lambda found: found["engine"]["waiting"] == 1)
-        operate(server, "/continue_generation", {})
-        assert operate(server, "/is_paused", method="GET") == {"is_paused": False}
+        newcomer = pool.submit(ids, unchanged, PROMPT)
+        unchanged.until("/health", lambda found: found["engine"]["waiting"] == 1)
+        operate(unchanged, "/continue_generation", {})
+        assert operate(unchanged, "/is_paused", method="GET") == {"is_paused": False}
         assert newcomer.result() == old
-    assert operate(server, "/flush_cache") == "Cache flushed.\n"
-    running = stream(server, PROMPT)
+    assert operate(unchanged, "/flush_cache") == "Cache flushed.\n"
+    running = stream(unchanged, PROMPT)
     found = next(running)
-    assert operate(server, "/pause?mode=wait") == {"status": "paused"}
+    assert operate(unchanged, "/pause?mode=wait") == {"status": "paused"}
     assert found + [token for part in running for token in part] == old, "it ran to its end"
-    assert operate(server, "/pause?mode=no")["error"]["param"] == "mode"
+    assert operate(unchanged, "/pause?mode=no")["error"]["param"] == "mode"
+    operate(unchanged, "/resume")
 
 
 def generate(server: Server, body: dict[str, Any], operator: bool = False) -> Any:
@@ -202,32 +232,32 @@ def generate(server: Server, body: dict[str, Any], operator: bool = False) -> An
         return http.post(server.url + "/generate", json=body).json()
 
 
-def test_rollouts_are_deterministic_and_end_by_their_ids(server: Server) -> None:
-    prompt = tokens_of(server)
+def test_rollouts_are_deterministic_and_end_by_their_ids(unchanged: Server) -> None:
+    prompt = tokens_of(unchanged)
     sampled = {"temperature": 0.7, "max_new_tokens": 12, "ignore_eos": True, "sampling_seed": 3}
     body = {"input_ids": prompt, "sampling_params": sampled, "return_logprob": True}
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: generate(server, body), range(4)))
+        found = list(pool.map(lambda _: generate(unchanged, body), range(4)))
     logprobs = [each["meta_info"]["output_token_logprobs"] for each in found]
     assert [[one[1] for one in each] for each in logprobs] == [found[0]["output_ids"]] * 4
     for each in logprobs[1:]:
         assert [one[0] for one in each] == pytest.approx([one[0] for one in logprobs[0]], abs=1e-4)
-    raw = generate(server, {**body, "logprobs_mode": "raw_logprobs"}, operator=True)
+    raw = generate(unchanged, {**body, "logprobs_mode": "raw_logprobs"}, operator=True)
     assert raw["output_ids"] == found[0]["output_ids"]
     assert [one[0] for one in raw["meta_info"]["output_token_logprobs"]] != [one[0] for one in logprobs[0]]
     whole = {"input_ids": prompt + raw["output_ids"], "sampling_params": {"max_new_tokens": 0},
              "return_logprob": True, "logprob_start_len": len(prompt)}  # fmt: skip
-    scored = generate(server, whole)["meta_info"]["input_token_logprobs"]
+    scored = generate(unchanged, whole)["meta_info"]["input_token_logprobs"]
     assert [one[0] for one in scored] == pytest.approx(
         [one[0] for one in raw["meta_info"]["output_token_logprobs"]], abs=1e-3
     ), "a model's own distribution is the same, sampled from or scored"
-    long = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}, "rid": "mine"}
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(generate, server, long)
-        server.until("/health", lambda found: found["engine"]["running"] == 1)
-        assert operate(server, "/abort_request", {"rid": "other"}) == ""
-        assert operate(server, "/v1/loads", method="GET") == {"loads": [{"num_total_reqs": 1}]}
-        operate(server, "/abort_request", {"rid": "mine"})
+    long = {"input_ids": prompt, "sampling_params": {"max_new_tokens": LONG, "ignore_eos": True}, "rid": "mine"}
+    with unchanged.slow(), ThreadPoolExecutor(1) as pool:
+        running = pool.submit(generate, unchanged, long)
+        unchanged.until("/health", lambda found: found["engine"]["running"] == 1)
+        assert operate(unchanged, "/abort_request", {"rid": "other"}) == ""
+        assert operate(unchanged, "/v1/loads", method="GET") == {"loads": [{"num_total_reqs": 1}]}
+        operate(unchanged, "/abort_request", {"rid": "mine"})
         assert running.result()["meta_info"]["finish_reason"]["type"] == "abort"
 
 

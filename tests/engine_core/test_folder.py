@@ -196,6 +196,14 @@ def test_generation_is_silent_by_default(tmp_path: Path) -> None:
     assert read_generation(write(tmp_path, {}, {"do_sample": True})) == Generation()
 
 
+def test_end_tokens_of_a_text_half_count_where_the_whole_names_none(tmp_path: Path) -> None:
+    config = {"text_config": {"eos_token_id": [7, 8]}}
+    assert read_generation(write(tmp_path, config)).eos_token_ids == (7, 8)
+    assert read_generation(write(tmp_path, config | {"eos_token_id": None})).eos_token_ids == (7, 8)
+    assert read_generation(write(tmp_path, config | {"eos_token_id": 2})).eos_token_ids == (2,)
+    assert read_generation(write(tmp_path, config, {"eos_token_id": 9})).eos_token_ids == (9, 7, 8)
+
+
 def test_generation_of_the_makers(tmp_path: Path) -> None:
     values = {
         "do_sample": True,
@@ -238,6 +246,12 @@ def test_all_of_top_k(tmp_path: Path) -> None:
 def test_wrong_generation_values_name_file_and_key(tmp_path: Path, key: str, value: object) -> None:
     with pytest.raises(ModelError, match=rf"generation_config\.json: {key} is"):
         read_generation(write(tmp_path, {}, {key: value}))
+
+
+def test_a_wrong_end_token_of_the_model_names_file_and_key(tmp_path: Path) -> None:
+    for config in ({"eos_token_id": "</s>"}, {"text_config": {"eos_token_id": "</s>"}}):
+        with pytest.raises(ModelError, match=r"/config\.json: eos_token_id is '</s>'"):
+            read_generation(write(tmp_path, config))
 
 
 def test_a_folder_without_configuration(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ def launched() -> list[str]:
         chip_launches.attention(MODEL)
         chip_launches.eight_bits(MODEL, CHIP)
         chip_launches.groups(MODEL)
+        chip_launches.quantized_experts(CHIP, rows=(1024,), kinds=("fp8_blocks",), groups=())
     return sorted({launch.name for launch in found.values()})
 
 

@@ -1,15 +1,18 @@
-"""Triton's interpreter with products and roundings as GPUs make them, and without a search that it repeats: a
-quarter of the time that kernels take in it.
+"""Triton's interpreter with products and roundings as GPUs make them, and without what it repeats, which is most of the
+time that kernels take in it.
 
 To run a kernel it puts functions of its own in the place of those of the language, and for that goes through all that
 the language's modules and classes have, once for each launch and for each call of one function of a kernel by another.
-Which of them it replaces is the same each time.
+Which of them it replaces is the same each time, and a launch replaces all. Each value of a kernel has its type and its
+shape made anew, of which there are few.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import os
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,6 +33,66 @@ def replace_builtins(place: Any, *rest: Any) -> None:
         member = getattr(place, name)
         if tl.core.is_builtin(member):
             interpreter._patch_attr(place, name, member, *rest)
+
+
+def replaced_once(replace: Any) -> Any:
+    """The interpreter's replacement of the language as a kernel's function sees it: a launch makes it for all
+    functions, which find it made."""
+    language = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
+
+    @functools.wraps(replace)
+    def replacement(function: Any) -> Any:
+        begun = not tl.core.is_builtin(getattr(tl, builtins(tl)[0]))
+        return interpreter._LangPatchScope() if begun else replace(language)
+
+    return replacement
+
+
+def numpy_types(made: Any) -> Any:
+    """numpy's type of one of Triton's, which is one for each element's name."""
+    known: dict[str, Any] = {}
+
+    @functools.wraps(made)
+    def numpy_type(kind: Any) -> Any:
+        name = kind.scalar.name
+        if name not in known:
+            known[name] = made(kind)
+        return known[name]
+
+    return numpy_type
+
+
+def begin_block_type(plain: Any) -> Any:
+    """What begins a type of blocks: the same for the same shape and element."""
+    known: dict[Any, dict[str, Any]] = {}
+
+    @functools.wraps(plain)
+    def begin(self: Any, element: Any, shape: Any) -> None:
+        key = (element.name, *shape) if all(type(size) is int for size in shape) else None
+        if key not in known:
+            plain(self, element, shape)
+            if key is not None:
+                known[key] = {"shape": self.shape, "numel": self.numel, "name": self.name}
+        else:
+            self.__dict__.update(known[key], element_ty=element)
+
+    return begin
+
+
+def begin_tensor(plain: Any) -> Any:
+    """What begins a value of a kernel: its sizes, as the language has them, are the same for the same shape."""
+    known: dict[Any, dict[str, Any]] = {}
+
+    @functools.wraps(plain)
+    def begin(self: Any, handle: Any, kind: Any) -> None:
+        shape = kind.shape if kind.is_block() else ()
+        if shape not in known:
+            plain(self, handle, kind)
+            known[shape] = {"numel": self.numel, "shape": self.shape}
+        else:
+            self.__dict__.update(known[shape], handle=handle, type=kind, dtype=kind.scalar)
+
+    return begin
 
 
 def place_free(dot: Any) -> Any:
@@ -77,3 +140,8 @@ def quicken() -> None:
     for place in (tl, tl.core, tl.tensor, tl.math, tl.core.tensor_descriptor_base):
         assert builtins(place)
     interpreter._patch_builtin = replace_builtins
+    if os.environ.get("TRITON_INTERPRET") == "1":  # the compiler's values are let alone
+        interpreter._patch_lang = replaced_once(interpreter._patch_lang)
+        interpreter._get_np_dtype = numpy_types(interpreter._get_np_dtype)
+        tl.block_type.__init__ = begin_block_type(tl.block_type.__init__)
+        tl.tensor.__init__ = begin_tensor(tl.tensor.__init__)

@@ -214,3 +214,32 @@ def test_weights_of_8_bits_have_ways_of_their_own(weight: str) -> None:
                 assert not isinstance(way, Rescaled | PipelinedTiling) or weight == "fp8"
                 assert not isinstance(way, Tiling) or way.inputs == TURN, "sums of e4m3 are fp32 after as many inputs"
             assert not any(isinstance(way, SplitTiling) for way in candidates(product, rows, CHIPS["sm_100"]))
+
+
+def test_few_rows_of_e4m3_share_inputs_where_outputs_are_few() -> None:
+    """On Hopper, whose kernel of them has its first weights under way before the rows are known."""
+
+    def way(rows: int, width: int, inputs: int, weight: str = "fp8", *, gated: bool = False) -> Way:
+        return ruled(Product(width, inputs, torch.bfloat16, gated, weight=weight), H200, invariant=False).way(rows)
+
+    for rows, height in ((1, 8), (8, 8), (9, 16), (32, 32)):
+        assert way(rows, 6144, 4096) == way(rows, 6144, 4096, "fp8_blocks") == SplitTiling(height, 4, 4)
+        assert way(rows, 6144, 1024) == SplitTiling(height, 1, 4), "a share of inputs is worth a program"
+        assert way(rows, 8512, 4096) == SplitTiling(height, 1, 4), "each SM has outputs enough"
+    assert way(64, 4096, 4096) == SplitTiling(64, 1, 3), "each program fetches the rows of its share"
+    assert way(64, 4096, 14336) == SplitTiling(64, 4, 3)
+    assert [way(rows, 14336, 4096, gated=True) for rows in (8, 64)] == [SplitTiling(8, 1, 3), SplitTiling(64, 1, 2)]
+    for other in (
+        way(64, 4096, 4096, "fp8_blocks"),
+        way(8, WIDE, 4096),
+        way(65, 4096, 4096),
+        way(8, 4096, 4096, "int8"),
+    ):
+        assert isinstance(other, Tiling), "sums of so many blocks spill, outputs fill the device, another format's"
+    half = replace(H200, shared_memory=99 << 10)
+    gated = Product(14336, 4096, torch.bfloat16, gated=True, weight="fp8")
+    assert isinstance(ruled(gated, half, invariant=False).way(64), Tiling), "a ring of one stage is none"
+    for chip in CHIPS.values():
+        for invariant in (False, True):
+            ways = ruled(Product(6144, 4096, torch.bfloat16, weight="fp8"), chip, invariant=invariant).ways
+            assert any(isinstance(one, SplitTiling) for one in ways) == (chip.wgmma and not invariant)

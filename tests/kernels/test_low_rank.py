@@ -77,7 +77,7 @@ def add_products(out: Tensor, x: Tensor, rows: AdapterRows, weight: LowRankWeigh
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("add", [by_reference, by_kernels, by_few_rows])
-@pytest.mark.parametrize("rank", [16, 48])
+@pytest.mark.parametrize("rank", [16, 48, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.sweep
 def test_definition(add: Add, rank: int, dtype: torch.dtype, device: str) -> None:

@@ -49,6 +49,24 @@ def test_the_kernel_rounds_as_the_reference_does(
         assert torch.equal(found.scales, scales)
 
 
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize(("inputs", "first", "held"), [(64, 0, 4), (100, 1, 2)])
+def test_rows_are_rounded_once_for_each_of_their_pairs(inputs: int, first: int, held: int, device: str) -> None:
+    """Pairs of experts that are not held have no place."""
+    form = RowFormat(FLOAT8, 32)
+    x = heavy(7, inputs, torch.bfloat16).to(device)
+    experts = torch.rand(7, 4).argsort(1)[:, :2].int().contiguous().to(device)
+    there = ((experts >= first) & (experts < first + held)).flatten()
+    places = torch.full_like(there, -1, dtype=torch.int32)
+    places[there] = torch.randperm(int(there.sum()), device=device).int()
+    expected = quantize_triton.quantize_rows(x, form)
+    found = quantize_triton.quantize_pairs(x, form, experts, places, first, held)
+    token = there.nonzero()[:, 0] // 2
+    own = places[there].long()
+    assert torch.equal(found.values[own].view(torch.int8), expected.values[token].view(torch.int8))
+    assert torch.equal(found.scales[own], expected.scales[token])
+
+
 @pytest.mark.parametrize("block", [0, 32])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.filterwarnings("ignore:invalid value")  # the interpreter's

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernels.state_scene import Row, exact, layer
-from tests.kernels.test_recurrence_triton import LENGTH, run
+from penstock.kernels import recurrence_triton
+from penstock.kernels.chip import Chip
+from tests.kernels.state_scene import Row, batch_of, cache_of, exact, layer
+from tests.kernels.test_recurrence_triton import LENGTH, run, step
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
 
@@ -33,6 +35,29 @@ def test_a_single_token_has_the_same_bits_whether_others_may_have_drafts(device:
     alone, among = run(given, steps, 1), run(given, steps, 5)
     assert torch.equal(alone[0][0, :66], among[0][0, :66])
     assert torch.equal(alone[1][1], among[1][1])
+
+
+@pytest.mark.parametrize("delta", [True, False])
+def test_a_single_token_has_the_same_bits_by_any_form(
+    delta: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside few rows a program has few columns, beside many it has all."""
+    given = layer(1, 90, (1, 2), (64, 64), delta=delta, seed=12).to(device, torch.float32)
+    cache = cache_of(given, 2, 1)
+    random = torch.Generator(device).manual_seed(13)
+    for held in (cache.states, cache.keys, cache.values, cache.updates, cache.gates):
+        if held is not None:
+            held.normal_(generator=random)
+    cache.gates[:, :, 0].abs_().mul_(-0.02)
+    found = []
+    for resident, columns in ((2, 32), (99, 16), (0, 64)):
+        monkeypatch.setattr(recurrence_triton, "RESIDENT", resident)
+        chip = Chip("", "", 90, 2, 0, pdl=False, tma=False, wgmma=False)
+        assert recurrence_triton.token_form(2, 64, 64, chip)["COLUMNS"] == columns
+        bases = torch.full((2,), 64, dtype=torch.int32, device=device)
+        found.append(step(given, rows := [Row(0, 89, 1, True)], cache, batch_of(rows, bases, 1)))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
 
 
 def test_more_drafts_than_a_tile_of_eight(device: str) -> None:

@@ -87,7 +87,7 @@ def test_rows_that_are_no_numbers_have_experts_and_stay_alone(normalised: bool, 
         torch.testing.assert_close(found.shares[row].cpu(), expected.shares[row], rtol=1e-5, atol=1e-7)
 
 
-def check(schedule: Schedule, experts: Tensor, first: int, held: int, rows: int) -> None:
+def check(schedule: Schedule, experts: Tensor, first: int, held: int, rows: int, places: Tensor | None = None) -> None:
     """Every pair of an expert that is held stands in one tile of that expert, in the order of pairs."""
     pairs = experts.flatten().cpu()
     tiles = schedule.tiles[: int(schedule.total)].cpu().tolist()
@@ -103,6 +103,8 @@ def check(schedule: Schedule, experts: Tensor, first: int, held: int, rows: int)
         place += size
     assert found == expected
     assert [expert for expert, _, _ in tiles] == sorted(expert for expert, _, _ in tiles)
+    if places is not None:
+        assert torch.equal(places.cpu()[order[:place].long()], torch.arange(place, dtype=torch.int32))
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -126,9 +128,14 @@ def test_all_tokens_go_to_one_expert(expert: int, device: str) -> None:
 def test_more_pairs_than_are_counted_at_once(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     experts = torch.randint(5, (400, 3), dtype=torch.int32, device=device)
     monkeypatch.setattr(routing_triton, "FEW", 64)
-    monkeypatch.setattr(routing_triton, "MANY", 256)
-    check(sort_pairs(experts, 0, 5, 64), experts, 0, 5, 64)
-    check(sort_pairs(experts[:20].contiguous(), 1, 3, 16), experts[:20], 1, 3, 16)
+    monkeypatch.setattr(routing_triton, "CHUNK", 64)
+    monkeypatch.setattr(routing_triton, "PART", 16)
+    sizes, places = (torch.zeros(count, dtype=torch.int32, device=device) for count in (5, 1200))
+    check(sort_pairs(experts, 0, 5, 64, sizes=sizes, places=places), experts, 0, 5, 64, places)
+    assert torch.equal(sizes, experts.flatten().bincount(minlength=5).int())
+    few = experts[:20].contiguous()
+    check(sort_pairs(few, 1, 3, 16, places=places[:60]), few, 1, 3, 16, places[:60])
+    check(sort_pairs(experts[:30].contiguous(), 0, 128, 16), experts[:30], 0, 128, 16)  # more experts than chunks
 
 
 def test_numbers_that_are_no_experts_are_left_out(device: str) -> None:

@@ -19,7 +19,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     """Two ranks, or four."""
     found = Ranks((2, 4), tmp_path_factory.mktemp("ranks"))

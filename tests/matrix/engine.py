@@ -175,6 +175,8 @@ class Engine:
                     max_row_drafts=drafts if recurrent else UNBOUNDED,
                 ),
                 stages=group.stages,
+                encoders=group.size,
+                executors=group.size * group.stages,
                 ahead=max(1, cell.depth - group.stages + 1),
                 piece=32,
                 recurrent=recurrent,
@@ -237,18 +239,18 @@ class Engine:
                     take(message, answers, ends)
 
     def _encode(self) -> bool:
-        """Encode all that is asked for, and say so; whether anything was. Members without an encoder say it, too: their
-        plans are those of the others."""
+        """Encode all that this member is asked for, and say so; whether anybody was asked. Every member says it: their
+        plans are the same."""
         waiting = self.scheduler.image_messages()
         asked = [*waiting]
         waiting.clear()
         for message in asked:
-            if self.encoder is not None:
+            if self.encoder is not None and message.rank == self.runner.options.group.rank:
                 self.encoder.begin(message)
                 while not self.encoder.launch().last:
                     pass
                 assert not self.encoder.trouble()
-            self.scheduler.image_encoded(ImageEncoded(message.number), 0, self.now)
+            self.scheduler.image_encoded(ImageEncoded(message.number), self.now)
             self.encoded += 1
         return bool(asked)
 

@@ -7,13 +7,14 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Gemma3Config, LlamaConfig
+from transformers import LlamaConfig
 
 from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.images.processor_spec import Size
@@ -23,8 +24,7 @@ from penstock.engine_core.models.vision_spec import VisionSpec
 from penstock.protocol.images import Image
 from penstock.protocol.messages import Sampling
 from tests.engine_core.models.parity import write_checkpoint
-from tests.engine_core.models.vision import test_siglip as gemma
-from tests.engine_core.models.vision.test_qwen import CASES, PROCESSOR
+from tests.engine_core.models.vision.vision_families import FAMILIES, image_tokens, oracle, told
 from tests.engine_core.models.vision.vision_folders import TEXT, write
 from tests.matrix.engine import Answers, Cell, Engine, Prompt
 from tests.ranks import Ranks
@@ -39,25 +39,24 @@ CELLS = {
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    found = {}
-    for name in ("qwen3_vl", "qwen3_5", "gemma3"):
-        found[name] = tmp_path_factory.mktemp(name)
-        if name != "gemma3":
-            write(found[name], CASES[name], PROCESSOR)
-            continue
-        text = {**TEXT, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
-        config = Gemma3Config(text_config=text, vision_config=gemma.VISION, mm_tokens_per_image=16, **gemma.TOKENS)
-        write(found[name], config, gemma.PROCESSOR)
-    return found
+def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
+    """The folder and transformers' model of each family."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in FAMILIES}
+    return {name: (folder, write(folder, *FAMILIES[name])) for name, folder in folders.items()}
+
+
+@pytest.fixture(scope="module")
+def folders(references: dict[str, tuple[Path, Any]]) -> dict[str, Path]:
+    return {name: folder for name, (folder, _) in references.items()}
 
 
 def image(vision: VisionSpec, size: Size, seed: int, position: int) -> Image:
     pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8).tobytes()
-    rows, digest = vision.rows(size), hashlib.blake2b(pixels, digest_size=16).digest()
+    digest = hashlib.blake2b(pixels, digest_size=16).digest()
     return Image(
-        position=position, length=rows, rows=rows, width=size.width, height=size.height, digest=digest, pixels=pixels
-    )
+        position=position, length=len(image_tokens(vision, size)), rows=vision.rows(size), width=size.width,
+        height=size.height, digest=digest, pixels=pixels,
+    )  # fmt: skip
 
 
 def prompt(vision: VisionSpec, parts: tuple[int | tuple[Size, int], ...], n: int = 1, seed: int = 0) -> Prompt:
@@ -70,7 +69,7 @@ def prompt(vision: VisionSpec, parts: tuple[int | tuple[Size, int], ...], n: int
             tokens += chance.integers(10, TEXT["vocab_size"], part).tolist()
         else:
             images.append(image(vision, *part, len(tokens)))
-            tokens += [vision.token_id] * images[-1].rows
+            tokens += image_tokens(vision, part[0])
     sampling = Sampling(temperature=0.0 if n == 1 else 0.8, seed=seed, max_tokens=10, ignore_eos=True)
     return Prompt(token_ids=tuple(tokens), sampling=sampling, n=n, images=tuple(images))
 
@@ -94,7 +93,9 @@ def said(
     spec = read_spec(folder)
     assert spec.vision is not None
     found = engine.answer(asks(spec.vision), together=together)
-    assert bool(engine.scheduler.statistics().draft_tokens) == bool(cell.ngram or cell.own_drafts)
+    counted = engine.scheduler.statistics()
+    assert bool(counted.draft_tokens) == bool(cell.ngram or cell.own_drafts)
+    assert bool(counted.preemptions) == (cell.expected_share == 0.0)
     return found, engine.encoded
 
 
@@ -104,8 +105,34 @@ def alone(folders: dict[str, Path]) -> dict[str, Answers]:
     return {name: said(ALONE, folder, cell)[0] for name, folder in folders.items()}
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_alone_as_transformers_says(
+    family: str, references: dict[str, tuple[Path, Any]], alone: dict[str, Answers]
+) -> None:
+    """What every cell is held to. The sampled answers have no twin there."""
+    folder, model = references[family]
+    vision = read_spec(folder).vision
+    assert vision is not None
+    processor, compared = oracle(family, vision.cell), 0
+    for number, asked in enumerate(asks(vision)):
+        if asked.n > 1:
+            continue
+        pictures = [
+            np.frombuffer(image.pixels, np.uint8).reshape(image.height, image.width, 3) for image in asked.images
+        ]
+        made = processor(images=pictures, return_tensors="pt", input_data_format="channels_last") if pictures else {}
+        (answer,) = (said for (request, _), said in alone[family].items() if request == number)
+        if vision.token_id in answer:  # which transformers would take for a picture that is missing
+            answer = answer[: answer.index(vision.token_id)]
+        expected, _ = told(family, model, made, vision.token_id, asked.token_ids, answer)
+        assert answer == expected[: len(answer)]
+        compared += len(answer)
+    assert compared > 30
+
+
 @pytest.mark.parametrize("name", CELLS)
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "gemma3"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_cells(family: str, name: str, folders: dict[str, Path], alone: dict[str, Answers]) -> None:
     found, encoded = said(ALONE, folders[family], CELLS[name])
     assert found == alone[family]
@@ -160,7 +187,14 @@ def test_drafts_of_a_head(name: str, folders: dict[str, Path], alone: dict[str, 
     assert encoded >= 3
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "qwen3_vl",
+        "gemma3",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("qwen2_5_vl", "qwen3_5", "mistral3")),
+    ],
+)
 def test_ranks(family: str, folders: dict[str, Path], alone: dict[str, Answers], ranks: Ranks) -> None:
     """That the stages of a pipeline say the same: tests/engine_core/execution/test_images.py."""
     for found, _ in ranks.run(2, said, folders[family], CELLS["pieces"]):

@@ -202,12 +202,22 @@ def test_no_port_is_for_two():
         ({"kv_disk_size": 1}, "--kv-disk-size: 1 is not allowed; it needs --kv-disk"),
         ({"kv_disk": "/kv"}, "--kv-disk: '/kv' is not allowed; it needs --kv-disk-size"),
         ({"kv_disk": "/kv", "kv_disk_size": 1}, "it needs --kv-host-memory: blocks go to disk from there"),
+        ({"kv_store": "mooncake://kv:1"}, "it needs --kv-host-memory: blocks go to the store from there"),
+        (
+            {"kv_store": "kv:1", "kv_host_memory": 1},
+            "--kv-store: 'kv:1' is not allowed; it must be mooncake://HOST:PORT",
+        ),
+        (
+            {"kv_store": "mooncake://kv:1", "kv_host_memory": 1, "kv_disk": "/kv", "kv_disk_size": 1},
+            "blocks go there or to --kv-disk: leave one of them out",
+        ),
     ],
 )
-def test_blocks_on_disk_need_a_size_and_the_hosts_memory(options, why):
+def test_blocks_elsewhere_need_a_size_and_the_hosts_memory(options, why):
     with pytest.raises(ConfigError, match=why):
         check(Config(executor=ExecutorConfig(**options)))
     whole = ExecutorConfig(kv_disk="/kv", kv_disk_size=1, kv_host_memory=1)
     check(Config(executor=whole))
-    with pytest.raises(ConfigError, match="--kv-disk: '/kv' is not allowed; it needs --enable-prefix-caching"):
-        check(Config(executor=whole, scheduler=SchedulerConfig(enable_prefix_caching=False)))
+    check(Config(executor=ExecutorConfig(kv_store="mooncake://kv:1", kv_host_memory=1)))
+    with pytest.raises(ConfigError, match="--kv-host-memory: 1 is not allowed; it needs --enable-prefix-caching"):
+        check(Config(executor=ExecutorConfig(kv_host_memory=1), scheduler=SchedulerConfig(enable_prefix_caching=False)))

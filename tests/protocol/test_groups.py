@@ -111,12 +111,8 @@ def test_a_server_has_a_bounded_number_of_executors() -> None:
 def apart(prefill: int = 1, **fields: object) -> Config:
     """Two replicas, of which so many compute prompts."""
     config = Config(model=msgspec.structs.replace(sized(replicas=2), prefill_replicas=prefill))
-    sections = {"kv_host_memory": "executor", "enable_prefix_caching": "scheduler", "scheduler_address": "links"}
     for name, value in {"kv_host_memory": 1 << 20, **fields}.items():
-        section = sections[name]
-        config = msgspec.structs.replace(
-            config, **{section: msgspec.structs.replace(getattr(config, section), **{name: value})}
-        )
+        config = msgspec.structs.replace(config, executor=msgspec.structs.replace(config.executor, **{name: value}))
     return config
 
 
@@ -131,8 +127,6 @@ def test_the_first_replicas_compute_prompts() -> None:
     [
         (apart(2), "2 is not allowed; at least one of the 2 replicas (--data-parallel-size) must decode"),
         (apart(kv_host_memory=0), "1 is not allowed; it needs --kv-host-memory"),
-        (apart(enable_prefix_caching=False), "1 is not allowed; it needs --enable-prefix-caching"),
-        (apart(scheduler_address="tcp://h:1"), "1 is not allowed; all replicas must be on one host"),
     ],
 )
 def test_prompts_cannot_be_computed_elsewhere(config: Config, said: str) -> None:

@@ -12,9 +12,8 @@ from penstock.services.executor.crash_report import FOLDER
 from penstock.services.metrics.snapshot import SUFFIX
 from penstock.services.supervisor.restart_policy import FILE
 from penstock.services.supervisor.run_directory import LOCK
-from penstock.services.tracing.otlp import SILENT
 
-NAMES = (LOCK, FILE, SILENT, f"api-0{SUFFIX}", f"{FOLDER}/report.json", *(f"{link.name}-0.sock" for link in LINKS))
+NAMES = (LOCK, FILE, f"api-0{SUFFIX}", f"{FOLDER}/report.json", *(f"{link.name}-0.sock" for link in LINKS))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -78,6 +78,12 @@ def test_other_methods_have_none() -> None:
     assert read_speculative('{"method": "mtp"}').model == ""
 
 
+def test_settings_of_a_lookup_are_left_alone_where_nothing_is_looked_up() -> None:
+    found = read_speculative('{"method": "mtp", "prompt_lookup_max": 3, "prompt_lookup_min": 6}')
+    assert (found.prompt_lookup_max, found.prompt_lookup_min) == (3, 6)
+    assert refused('{"method": "mtp", "prompt_lookup_max": 0}').option == f"{FLAG} prompt_lookup_max"
+
+
 def test_a_method_that_nobody_knows_is_told_the_others() -> None:
     assert all(method in refused('{"method": "medusa"}').allowed for method in METHODS)
 

@@ -6,7 +6,6 @@ import ast
 import fnmatch
 import functools
 import io
-import re
 import tokenize
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -21,12 +20,20 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Source:
-    """One Python file: its path relative to the root, its dotted name, its text and its syntax tree."""
+    """One Python file: its path relative to the root, its dotted name and its text. It is parsed when a rule asks."""
 
     path: str
     module: str
     text: str
-    tree: ast.Module
+
+    @functools.cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @functools.cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """The whole tree, as ast.walk goes through it."""
+        return tuple(ast.walk(self.tree))
 
     @property
     def package(self) -> str:
@@ -59,7 +66,7 @@ class Source:
     def bindings(self) -> dict[str, str]:
         """Local name → dotted origin, for every import and every class of the file."""
         found: dict[str, str] = {}
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     found[alias.asname or alias.name.partition(".")[0]] = (
@@ -86,10 +93,10 @@ class Source:
         return in_folders(".".join([self.bindings.get(node.id, node.id), *reversed(parts)]))
 
     def classes(self) -> Iterator[ast.ClassDef]:
-        return (node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
+        return (node for node in self.nodes if isinstance(node, ast.ClassDef))
 
     def functions(self) -> Iterator[Function]:
-        return (node for node in ast.walk(self.tree) if isinstance(node, Function))
+        return (node for node in self.nodes if isinstance(node, Function))
 
 
 def in_folders(name: str) -> str:
@@ -108,7 +115,7 @@ def origin(source: Source, node: ast.ImportFrom) -> str:
 
 
 def imported(source: Source) -> Iterator[tuple[str, ast.AST]]:
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield in_folders(alias.name), node
@@ -126,7 +133,7 @@ def imported(source: Source) -> Iterator[tuple[str, ast.AST]]:
 
 def parse(text: str, path: str = "engine_core/example.py") -> Source:
     module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    return Source(path, module, text, ast.parse(text))
+    return Source(path, module, text)
 
 
 @functools.lru_cache(maxsize=1)
@@ -148,13 +155,16 @@ def files(start: Path = ROOT) -> Iterator[Path]:
             yield path
 
 
-@functools.lru_cache(maxsize=8)
-def sources(*folders: str, like: str = "") -> tuple[Source, ...]:
-    """The parsed Python files under the folders, of which something matches the pattern `like`."""
+@functools.cache
+def source_of(path: Path) -> Source:
+    return parse(path.read_text(), path.relative_to(ROOT).as_posix())
+
+
+@functools.cache
+def sources(*folders: str) -> tuple[Source, ...]:
+    """The Python files under the folders."""
     paths = [path for folder in folders if (ROOT / folder).is_dir() for path in files(ROOT / folder)]
-    texts = [(path, path.read_text()) for path in paths if path.suffix == ".py"]
-    found = [(path, text) for path, text in texts if re.search(like, text)]
-    return tuple(parse(text, path.relative_to(ROOT).as_posix()) for path, text in found)
+    return tuple(source_of(path) for path in paths if path.suffix == ".py")
 
 
 def product() -> tuple[Source, ...]:

@@ -19,7 +19,7 @@ OF_ONE_CHIP = frozenset((132, 227 << 10))
 
 
 def assumptions(source: Source) -> Iterator[str]:
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in DRIVER:
             name = node.value  # getattr
@@ -32,7 +32,8 @@ def assumptions(source: Source) -> Iterator[str]:
         )
         if asked and source.path.startswith(COMPUTING):
             yield f"{source.at(node)} compares a capability: name what follows from it in penstock.kernels.chip"
-        if isinstance(node, ast.BinOp) and ast.unparse(node) in ("227 << 10", "227 * 1024", "1024 * 227"):
+        of_numbers = isinstance(node, ast.BinOp) and isinstance(node.left, ast.Constant)
+        if of_numbers and ast.unparse(node) in ("227 << 10", "227 * 1024", "1024 * 227"):
             yield f"{source.at(node)} has the shared memory of one chip: take it from penstock.kernels.chip"
 
 

@@ -147,7 +147,7 @@ def swapped_methods(tree: Iterable[Source]) -> Iterator[str]:
     known = table(tree)
     modules = {source.module for source in tree}
     for source in tree:
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                 owner = source.resolve(node.value)
                 if owner in known or owner in modules:

@@ -23,7 +23,7 @@ def broad_excepts(source: Source) -> Iterator[str]:
     """`except` that takes everything, without the comment `# guard: design 7` on its line or the line above."""
     if MAIN.match(source.path):
         return
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.ExceptHandler):
             broad = node.type is None or any(source.resolve(kind) in BROAD for kind in kinds(node.type))
         elif isinstance(node, ast.Call) and source.resolve(node.func) == "contextlib.suppress":
@@ -37,7 +37,7 @@ def broad_excepts(source: Source) -> Iterator[str]:
 
 def silent_excepts(source: Source) -> Iterator[str]:
     """`except SomeError: pass` without a comment that gives the reason."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.ExceptHandler) and all(isinstance(line, ast.Pass) for line in node.body):
             last = node.body[-1].end_lineno or node.lineno
             if not any(line in source.comments for line in range(node.lineno - 1, last + 1)):
@@ -45,7 +45,7 @@ def silent_excepts(source: Source) -> Iterator[str]:
 
 
 def nameless_errors(source: Source) -> Iterator[str]:
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Raise) and node.exc is not None:
             called = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
             if source.resolve(called) in (*BROAD, "NotImplementedError"):

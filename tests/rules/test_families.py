@@ -12,7 +12,7 @@ HOME = "engine_core/models/families/"
 
 def family_names(source: Source) -> Iterator[str]:
     """Comparisons of something called family, or of a config.json's kind of model, with strings."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Compare):
             parts: list[ast.AST] = [node.left, *node.comparators]
         elif isinstance(node, ast.Match):

@@ -25,12 +25,12 @@ LINEWISE = re.compile(r"\(\?[aiLsux]*m[aiLmsux]*\)")
 def loose_ends(source: Source) -> Iterator[str]:
     texts = {
         target.id: node.value
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.Assign)
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    for call in ast.walk(source.tree):
+    for call in source.nodes:
         if not isinstance(call, ast.Call) or source.resolve(call.func) not in TAKERS:
             continue
         words = [*call.args, *[word.value for word in call.keywords]]

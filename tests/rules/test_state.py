@@ -116,7 +116,7 @@ def class_state(source: Source) -> Iterator[str]:
                 if copies and isinstance(node, ast.AnnAssign):
                     continue
                 yield f"{source.at(node)} {owner.name} shares a mutable attribute"
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Global):
             yield f"{source.at(node)} global {', '.join(node.names)}"
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -18,7 +18,7 @@ MACHINERY = ("triton.backends", "triton.compiler", "triton.runtime")
 
 
 def private(source: Source) -> Iterator[str]:
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         match node:
             case ast.Attribute(attr=name) | ast.alias(name=name) | ast.Constant(value=str(name)):
                 if name in PRIVATE or name.startswith(MACHINERY):

@@ -81,7 +81,7 @@ def calls(*names: str) -> list[str]:
     return [
         source.at(node)
         for source in product()
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.Call) and ast.unparse(node.func) in names
     ]
 
@@ -96,7 +96,7 @@ def test_nothing_is_deserialised_by_what_runs_code() -> None:
     pickling = [
         source.at(node)
         for source in product()
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.Attribute) and node.attr in PICKLES
     ]
     assert pickling == []
@@ -229,7 +229,7 @@ def test_no_cache_grows_without_end() -> None:
     unbounded = [
         source.at(node)
         for source in product()
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for decorator in node.decorator_list
         if ast.unparse(decorator) in ("functools.cache", "cache", "functools.lru_cache(maxsize=None)")
@@ -258,7 +258,7 @@ def test_one_module_of_all_that_serves_can_fetch() -> None:
 
 def test_no_model_brings_code() -> None:
     for source in product():
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
                 assert isinstance(node.value, ast.Constant), source.at(node)
                 assert node.value.value is False, source.at(node)

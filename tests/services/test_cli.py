@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 
 from penstock.protocol.config import fields
 from penstock.protocol.errors import AddressError, ConfigError, LinkError, ModelError, PenstockError
+from penstock.protocol.links import Role
 from penstock.services import cli
 from penstock.services.supervisor.process import ExitCode
 
@@ -78,7 +80,7 @@ def test_help_about_a_word(capsys):
 def test_every_command_has_its_own_options_alone(capsys):
     own = {command: set(cli.parser_of(command).flags()) for command in cli.COMMANDS}
     assert own["keys"] == {"--force"}
-    assert own["top"] == {"--url", "--port", "--interval", "--once", "--json", "--config", "--api-key", "--run-dir"}
+    assert own["top"] == {"--url", "--port", "--interval", "--once", "--config", "--api-key"}
     assert "--temperature" in own["chat"]
     assert not {"--host", "--port", "--uds", "--parts"} & (own["chat"] | own["plan"] | own["bench serve"])
     assert {field.flag for field in fields()} <= own["serve"] & own["api"] & own["engine"] & own["config"]
@@ -222,6 +224,27 @@ def test_the_command_line_and_the_public_face_are_light():
     command = [sys.executable, "-c", code]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize(("command", "said"), [("api", "said False\n"), ("plan", "said True\ntaken down\n")])
+def test_a_process_of_a_server_starts_without_garbage_collection_and_ends_at_once(command, said):
+    code = (
+        "import atexit, gc, sys\n"
+        "from penstock.services import cli\n"
+        "cli.main = lambda: print('said', gc.isenabled()) or 3\n"
+        "atexit.register(print, 'taken down')\n"
+        "cli.entry()"
+    )
+    command = [sys.executable, "-c", code, command]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert (found.returncode, found.stdout) == (3, said), found.stderr
+
+
+@pytest.mark.parametrize("role", Role)
+def test_each_role_collects_garbage_once_it_has_started(role):
+    module = f"penstock.services.{cli.ROLE_MODULES.get(role, f'{role}.main')}"
+    found = importlib.util.find_spec(module)
+    assert "gc.enable()" in Path(found.origin).read_text()
 
 
 def test_a_role_runs_in_its_process(tmp_path, monkeypatch):

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from penstock.engine_core.scheduling.disk_tier import MOST_LOADS, MOST_STORES
+from penstock.engine_core.scheduling.disk_tier import MOST_LOADS, MOST_LOOKUPS, MOST_STORES
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.protocol.disk_blocks import (
+    BlocksFound,
     BlocksListed,
     BlocksMoved,
     DiskMessage,
+    FindBlocks,
     ForgetBlocks,
     ListBlocks,
     MoveBlocks,
@@ -44,10 +46,12 @@ class Job:
 
 @dataclass(slots=True)
 class Disk:
-    """Of all executors. trouble: how often a block cannot be written, is spoilt, or cannot be read."""
+    """Of all executors. trouble: how often a block cannot be written, is spoilt, or cannot be read. shared: it finds
+    blocks by their keys, and evicts as it likes."""
 
     trouble: float = 0.0
-    records: list[dict[int, Record]] = field(default_factory=lambda: [{} for _ in range(GROUP)])
+    shared: bool = False
+    records: list[dict[int | bytes, Record]] = field(default_factory=lambda: [{} for _ in range(GROUP)])
     spoilt: int = 0  # blocks that were read and were no good
     stored: int = 0
 
@@ -92,27 +96,43 @@ class DiskJobs:
         moves = {job.message.number: job.message for job in self.jobs if isinstance(job.message, MoveBlocks)}
         assert sum(move.to_disk for move in moves.values()) <= MOST_STORES
         assert sum(not move.to_disk for move in moves.values()) <= MOST_LOADS
+        finds = {job.message.number for job in self.jobs if isinstance(job.message, FindBlocks)}
+        assert len(finds) <= MOST_LOOKUPS
 
     def say(self, scheduler: Scheduler, now: float, rng: random.Random) -> bool:
-        """One executor has done the oldest of its jobs; whether there was one."""
+        """One executor has done the oldest of its jobs, or has looked for keys meanwhile; whether there was one."""
         if not self.jobs:
             return False
         executor = rng.choice(self.jobs).executor
-        job = next(job for job in self.jobs if job.executor == executor)
+        own = [job for job in self.jobs if job.executor == executor]
+        finds = [job for job in own if isinstance(job.message, FindBlocks)]
+        job = rng.choice([own[0], *finds])
         self.jobs.remove(job)
         if isinstance(job.message, ListBlocks):
             for answer in self._list(job.message, executor, rng):
                 scheduler.blocks_copied(answer, executor, now)
+        elif isinstance(job.message, FindBlocks):
+            scheduler.blocks_copied(self._find(job.message, executor, rng), executor, now)
         elif isinstance(job.message, ForgetBlocks):
             records = self._disk.records[executor]
-            for place in list(records) if job.message.everything else integers(job.message.places).tolist():
-                records.pop(place, None)
+            some = unpack_keys(job.message.keys) if self._disk.shared else integers(job.message.places).tolist()
+            for at in list(records) if job.message.everything else some:
+                records.pop(at, None)
         else:
             scheduler.blocks_copied(self._move(job.message, executor, rng), executor, now)
         return True
 
+    def _find(self, message: FindBlocks, executor: int, rng: random.Random) -> BlocksFound:
+        assert self._disk.shared
+        records, keys = self._disk.records[executor], unpack_keys(message.keys)
+        failed = rng.random() < self._disk.trouble
+        missing = [number for number, key in enumerate(keys) if failed or key not in records]
+        for at in [at for at in records if rng.random() < self._disk.trouble]:
+            del records[at]  # between the answer and the read
+        return BlocksFound(message.number, np.array(missing, np.int32).tobytes(), failed)
+
     def _list(self, message: ListBlocks, executor: int, rng: random.Random) -> list[BlocksListed]:
-        records = self._disk.records[executor]
+        records = {} if self._disk.shared else self._disk.records[executor]
         for place in [place for place in records if rng.random() < self._disk.trouble]:
             del records[place]
         places, half = list(records), len(records) // 2
@@ -128,21 +148,27 @@ class DiskJobs:
         records, failed = self._disk.records[executor], set()
         rows = zip(move_table(message.blocks).tolist(), unpack_keys(message.keys), strict=True)
         for row, ((block, place), key) in enumerate(rows):
+            at = key if self._disk.shared else place
             if message.to_disk:
-                records.pop(place, None)
+                if not self._disk.shared:
+                    records.pop(at, None)
                 content = self._blocks[block]
                 assert content is not None, "a block that was given away while it was written to disk"
                 if rng.random() < self._disk.trouble:
                     failed.add(row)
                     continue
-                records[place] = Record(key, (list(content[0]), list(content[1])), rng.random() >= self._disk.trouble)
+                made = Record(key, (list(content[0]), list(content[1])), rng.random() >= self._disk.trouble)
+                if self._disk.shared:
+                    records.setdefault(at, made)
+                else:
+                    records[at] = made
                 self._disk.stored += 1
                 continue
-            record = records.get(place)
+            record = records.get(at)
             if record is None or record.key != key or not record.good or rng.random() < self._disk.trouble:
                 self._disk.spoilt += 1
                 failed.add(row)
-                records.pop(place, None)
+                records.pop(at, None)
                 self._failed.setdefault(message.number, set()).add(row)
             elif row not in self._failed.get(message.number, ()):
                 self._blocks[block] = list(record.content[0]), list(record.content[1])

@@ -161,6 +161,7 @@ class FakeExecutor:
         fenced_blocks = frozenset(self._touched())
         for number, place in ints(plan.adapters, 2):
             self.hosts.copy(number, place)
+        self.encoders.share(plan)
         for start in plan.starts:
             for number, decoding in self._decoding.items():
                 assert start.slot not in decoding or number != plan.microbatch or start.slot in turned_off(plan)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.engine_core.scheduling.request_queue import RequestQueue
-from penstock.engine_core.scheduling.running_batch import StopTokenCounts
+from penstock.engine_core.scheduling.running_batch import NON_FINITE, StopTokenCounts
 from penstock.engine_core.scheduling.scheduler import Scheduler
 
 
@@ -21,13 +21,13 @@ def is_idle(scheduler: Scheduler) -> bool:
         )
         maps += len(state.kv.prefix.copying)
         disk = host.disk
-        maps += sum(map(len, (disk.waiting, disk.loading, disk.storing, disk.loads, disk.stores)))
+        maps += sum(map(len, (disk.waiting, disk.loading, disk.storing, disk.loads, disk.stores, disk.lookups.open)))
     return maps + moving == 0 and empty and is_clean(state.stop_tokens) and is_empty(state.queue)
 
 
 def is_clean(counts: StopTokenCounts) -> bool:
     """Whether every token that was added was removed again; the entry of NON_FINITE stays."""
-    return int(counts._count.sum()) == 1
+    return counts.ids == {NON_FINITE}
 
 
 def is_empty(queue: RequestQueue) -> bool:

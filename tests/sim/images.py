@@ -1,8 +1,8 @@
 """Images of lives, and what the fake executors of a first stage have of them: rows of an encoder cache.
 
-A row's content is the image that was last encoded into it, and which of its rows it is. From when an image is asked for
-until all executors have encoded it, its rows hold nothing: so whoever reads them early, or once they were given away,
-shows. Rows that a step reads may not be asked for anew before it was applied.
+A row's content is the image that was last encoded into it, and which of its rows it is. From when an image is asked
+for until its executor has encoded it, and a plan has had the others receive it, its rows hold nothing: so whoever reads
+them early, or once they were given away, shows. Rows that a step reads may not be asked for anew before it was applied.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 from penstock.engine_core.scheduling.encoder_cache import ENCODES
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.protocol.images import EncodeImage, Image, ImageEncoded
-from penstock.protocol.steps import SlotStart
+from penstock.protocol.steps import SlotStart, StepPlan
 from tests.sim.adapters import GROUP
 
 PLACEHOLDER = 63  # the token that stands for a row
 BREAK = 62  # ends a line of an image that has lines
 LINE = 2  # rows of such a line
-BAD = b"bad"  # in the pixels of an image that the last executor cannot encode
+BAD = b"bad"  # in the pixels of an image that no executor can encode
 REASON = "out of memory"
 
 
@@ -104,12 +104,12 @@ def read_images(start: SlotStart, images: tuple[Image, ...]) -> dict[int, int]:
 
 
 class Encoders:
-    """The encoder caches of all executors, which get the same messages. `reading`: rows that steps read which were not
-    applied."""
+    """The encoder caches of all executors. `reading`: rows that steps read which were not applied."""
 
     def __init__(self, rows: int, reading: Callable[[], set[int]]) -> None:
-        self.rows: list[tuple[bytes, int] | None] = [None] * rows
-        self.encoding: dict[int, tuple[EncodeImage, list[int]]] = {}  # who has yet to say so
+        self.rows: list[tuple[bytes, int] | None] = [None] * rows  # what all have
+        self.encoding: dict[int, EncodeImage] = {}
+        self._own: dict[int, EncodeImage] = {}  # by first row, what its rank alone has
         self.encoded: list[bytes] = []  # pixels
         self._reading = reading
         self._last = 0
@@ -120,15 +120,18 @@ class Encoders:
         for message in messages:
             assert message.number > self._last, "a number that was given before"
             self._last = message.number
-            rows = range(message.first_row, message.first_row + message.rows)
+            rows = rows_in(message)
             assert 0 <= rows.start < rows.stop <= len(self.rows)
             assert not self._reading().intersection(rows), "rows given away that a step in flight reads"
-            for other, _ in self.encoding.values():
-                assert not set(rows).intersection(range(other.first_row, other.first_row + other.rows)), "written twice"
+            for other in self.encoding.values():
+                assert not set(rows).intersection(rows_in(other)), "written twice"
             for row in rows:
                 self.rows[row] = None
-            self.encoding[message.number] = message, list(range(GROUP))
-            assert len(self.encoding) <= ENCODES, "more than the link has room for"
+            self._own = {first: own for first, own in self._own.items() if not set(rows).intersection(rows_in(own))}
+            self.encoding[message.number] = message
+            asked = [other for other in self.encoding.values() if other.rank == message.rank]
+            assert len(asked) <= ENCODES, "more than the link has room for"
+            assert 0 <= message.rank < GROUP
         found = bool(messages)
         messages.clear()
         return found
@@ -138,17 +141,25 @@ class Encoders:
         if not self.encoding:
             return False
         number = next(iter(self.encoding)) if rng is None else rng.choice(list(self.encoding))
-        message, missing = self.encoding[number]
-        executor = missing.pop(0)
+        message = self.encoding.pop(number)
         bad = message.pixels.startswith(BAD)
-        if not missing:
-            del self.encoding[number]
-            if not bad:
-                self.encoded.append(message.pixels)
-                for at in range(message.rows):
-                    self.rows[message.first_row + at] = message.pixels, at
-        scheduler.image_encoded(ImageEncoded(number, REASON if bad and not missing else ""), executor, now)
+        if not bad:
+            self.encoded.append(message.pixels)
+            self._own[message.first_row] = message
+        scheduler.image_encoded(ImageEncoded(number, REASON if bad else ""), now)
         return True
+
+    def share(self, plan: StepPlan) -> None:
+        """Each rank gets what one of them has, before the plan's step runs."""
+        for rank, first, count in np.frombuffer(plan.images, np.int32).reshape(-1, 3).tolist():
+            own = self._own.pop(first)
+            assert (own.rank, own.rows) == (rank, count)
+            for at in range(count):
+                self.rows[first + at] = own.pixels, at
+
+
+def rows_in(message: EncodeImage) -> range:
+    return range(message.first_row, message.first_row + message.rows)
 
 
 def rows_of(

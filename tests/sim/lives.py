@@ -55,6 +55,7 @@ class World:
     windows: tuple[int, ...] = (0,)  # of the KV groups
     host_blocks: int = 0  # KV blocks in the host's memory
     disk_blocks: int = 0  # and on disk
+    kv_store: bool = False  # in place of disks is a shared store
     disk_trouble: float = 0.0  # how often a block cannot be written, is spoilt, or cannot be read
     adapters: tuple[str, ...] = ()  # that lives ask for, beside the model itself
     adapter_places: int = 0
@@ -96,6 +97,7 @@ def scheduling_options(world: World) -> SchedulingOptions:
         state_piece=world.state_piece,
         host_blocks=world.host_blocks,
         disk_blocks=world.disk_blocks,
+        kv_store=world.kv_store,
         copiers=GROUP,
         adapter_places=world.adapter_places,
         adapter_memory=world.adapter_memory,
@@ -114,6 +116,7 @@ class Life:
     message: SubmitTokens
     source: int
     nature: Nature
+    arrival: float = 0.0  # seconds
     abort_after: float | None = None  # seconds after its arrival
     stop_at: int | None = None  # the client finds a stop string in choice 0 after so many tokens
     invalid: bool = False
@@ -251,11 +254,11 @@ def random_life(rng: random.Random, world: World, stems: list[Illustrated], numb
             prediction=np.array(prediction, np.int32).tobytes(),
             speculate=rng.random() < 0.9,
             stop_strings=0.15 < fate < 0.3,
-            arrival=arrival,
             client=Client(f"tenant-{rng.randrange(world.tenants)}", f"client-{rng.randrange(world.tenants)}"),
         ),
         source=rng.randrange(world.sources),
         nature=nature,
+        arrival=arrival,
         abort_after=rng.expovariate(0.2) if fate < 0.15 else None,
         stop_at=rng.randint(1, 6) if 0.15 < fate < 0.3 else None,
         invalid=invalid,

@@ -38,7 +38,7 @@ class Server:
             replace(scheduling_options(world), vocab_size=vocab_size, traced=traced, trace_tokens=4)
         )
         self.natures: dict[int, Nature] = {}
-        self.disk = Disk(world.disk_trouble)
+        self.disk = Disk(world.disk_trouble, world.kv_store)
         self.executor = self.new_executor(0)
         self.results: deque[StepResult] = deque()
         self.record = Record()

@@ -88,7 +88,7 @@ class Simulation:
         if world.careless:
             self.scheduler._state.forecast = Careless(0.0)
         self.natures = {life.message.sampling.seed: life.nature for life in lives}
-        self.disk = Disk(world.disk_trouble)
+        self.disk = Disk(world.disk_trouble, world.kv_store)
         self.executor = FakeExecutor(world, 1, self.natures, self.disk)
         self.results: deque[StepResult] = deque()
         self.desk = MaskDesk()
@@ -113,7 +113,7 @@ class Simulation:
             if not planned and not coming:
                 self._deliver(0.0)
             if coming and not planned and not self.scheduler.unfinished:
-                self.clock.now = max(self.clock.now, coming[0].message.arrival)
+                self.clock.now = max(self.clock.now, coming[0].arrival)
             self.clock.advance(self.rng.random())
             self.turns += 1
             if self.turns % CHECK_EVERY == 0:
@@ -129,7 +129,7 @@ class Simulation:
         return beside or not self.scheduler.settled
 
     def _arrive(self, coming: deque[Life]) -> None:
-        while coming and coming[0].message.arrival <= self.clock.now:
+        while coming and coming[0].arrival <= self.clock.now:
             life = coming.popleft()
             automaton = life.message.automaton
             guide = None if automaton is None else FakeGuide(automaton)

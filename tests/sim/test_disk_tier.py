@@ -24,6 +24,9 @@ WORLDS = {
     "broken": replace(PLAIN, disk_trouble=0.1),
     "restarts": replace(PLAIN, restarts=0.02, leaves=0.002),
     "restarts of a broken one": replace(PLAIN, restarts=0.02, disk_trouble=0.1, depth=1),
+    "a shared store": replace(PLAIN, kv_store=True, restarts=0.02),
+    "a shared store that fails": replace(PLAIN, kv_store=True, restarts=0.02, disk_trouble=0.1),
+    "a shared store and windows": replace(PLAIN, kv_store=True, windows=(0, 7), blocks=96),
     "windows": replace(PLAIN, windows=(0, 7), blocks=96),
     "states": replace(PLAIN, recurrent=True, places=12, host_places=60, state_piece=4),
     "own drafts": replace(
@@ -37,7 +40,7 @@ def run(world: World, seed: int, lives: int) -> DiskTierStatistics:
     return Simulation(world, random_lives(rng, world, lives), rng).run().statistics.disk_tier
 
 
-LONG = ("one place", "few of the host's", "restarts of a broken one", "own drafts")
+LONG = ("one place", "few of the host's", "a shared store and windows", "restarts of a broken one", "own drafts")
 
 
 @pytest.mark.parametrize(
@@ -49,7 +52,8 @@ def test_every_position_reads_its_own_prefix(name: str) -> None:
     assert sum(stand.stored for stand in seen) > 20
     if world.disk_blocks > 1:
         assert sum(stand.loads for stand in seen) > 5
-        assert sum(stand.loaded for stand in seen) > 20
+        assert sum(stand.loaded for stand in seen) > (5 if world.kv_store and world.disk_trouble else 20)
+        assert (sum(stand.lookups for stand in seen) > 20) == world.kv_store
     assert (sum(stand.failed for stand in seen) > 20) == (world.disk_trouble > 0)
 
 
@@ -59,7 +63,7 @@ def test_300_lives_in_any_world(seed: int) -> None:
     rng = random.Random(seed)
     world = replace(
         random_world(rng), host_blocks=rng.choice((1, 9, 80)), disk_blocks=rng.choice((1, 9, 800)),
-        disk_trouble=rng.choice((0.0, 0.3)),
+        disk_trouble=rng.choice((0.0, 0.3)), kv_store=bool(seed % 2),
     )  # fmt: skip
     if seed % 3 == 1:
         windows = ((0, 4), (0, 7, 7), (0, 1, 16))[seed // 3 % 3]

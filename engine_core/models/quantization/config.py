@@ -8,10 +8,19 @@ from collections.abc import Callable, Collection, Mapping
 from penstock.engine_core.models.config_file import ConfigFile, read_json
 from penstock.engine_core.models.quantization.compressed_tensors import read_compressed_tensors
 from penstock.engine_core.models.quantization.methods import read_awq, read_fp8, read_gptq, read_modelopt, read_mxfp4
-from penstock.engine_core.models.quantization.rules import Quantization, either, flattened, markers, refuse_unread_keys
+from penstock.engine_core.models.quantization.rules import (
+    MARKERS,
+    Quantization,
+    either,
+    flattened,
+    markers,
+    refuse_unread_keys,
+    unwrapped,
+)
 from penstock.protocol.errors import ModelError
 
 KEY = "quantization_config"
+QUANTIZED_HEAD = tuple(f"lm_head{marker}" for marker in MARKERS)
 MODELOPT_FILE = "hf_quant_config.json"
 METHODS: Mapping[str, Callable[[ConfigFile, Collection[str]], Quantization]] = {
     "fp8": read_fp8,
@@ -54,6 +63,7 @@ def read_quantization(file: ConfigFile, names: Collection[str] = ()) -> Quantiza
     found = read(section, names)
     refuse_unread_keys(section)
     refuse_wrong_patterns(section, found)
+    refuse_quantized_head(section, found, names)
     return found.settled(markers(names)) if names else found
 
 
@@ -64,6 +74,15 @@ def refuse_wrong_patterns(file: ConfigFile, found: Quantization) -> None:
             either(rule.modules.patterns)
     except re.error as error:
         raise ModelError(f"{file.path}: {KEY} names modules by a wrong pattern, {error.pattern!r}: {error}") from None
+
+
+def refuse_quantized_head(file: ConfigFile, found: Quantization, names: Collection[str]) -> None:
+    """Raise ModelError naming a tensor of an output embedding that is quantized though a list says that it is not."""
+    tensor = next((name for name in names if unwrapped(name) in QUANTIZED_HEAD), None)
+    rule = next((rule for rule in found.rules if rule.modules.matches("lm_head")), None)
+    if tensor is not None and rule is not None and rule.form is None:
+        why = f"says that lm_head is not quantized, and the files have {tensor}; are both of the same model?"
+        raise ModelError(f"{file.path}: {KEY} {why}")
 
 
 def as_object(file: ConfigFile, key: str) -> Mapping[str, object]:

@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 ID = re.compile(r"resp_([0-9a-f]{4})[0-9a-f]{40}")
 RUNNING = ("in_progress", "queued")
+KEEPS_NONE = "this server keeps none (--max-stored-responses is 0)"
 
 
 class Stored(msgspec.Struct, frozen=True, array_like=True):
@@ -130,7 +131,7 @@ class ResponseStore:
 
     def absent(self, name: str) -> NotFound:
         kept = f"the latest {self._most:,} of each api process are (--max-stored-responses, --max-stored-bytes)"
-        reason = f"{kept}, unless store was false or they were deleted" if self.keeps else "this server keeps none"
+        reason = f"{kept}, unless store was false or they were deleted" if self.keeps else KEEPS_NONE
         return NotFound(f"no response {name[:64]!r} is kept; {reason}", code="response_not_found")
 
     def statistics(self) -> StoreStatistics:
@@ -261,11 +262,11 @@ def owned(folder: Path) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         state = folder.stat()  # of what a link leads to: in a directory of everybody's anybody may have put it there
     except OSError as error:
-        raise ConfigError("--response-dir", str(folder), error.strerror or "cannot be made") from None
+        raise ConfigError("--response-dir", str(folder), f"it cannot be made: {error.strerror}") from None
     if not stat.S_ISDIR(state.st_mode):
-        raise ConfigError("--response-dir", str(folder), "is no directory")
+        raise ConfigError("--response-dir", str(folder), "it is no directory")
     if state.st_uid != os.geteuid() or state.st_mode & 0o077:
-        raise ConfigError("--response-dir", str(folder), "must belong to this user alone (mode 0700)")
+        raise ConfigError("--response-dir", str(folder), "it must belong to this user alone (mode 0700)")
     return folder
 
 

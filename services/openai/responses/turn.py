@@ -48,7 +48,7 @@ from penstock.services.openai.responses.output import (
     shaped,
 )
 from penstock.services.openai.responses.request import LOGPROBS, SEALED_REASONING, Item, ResponseRequest, TextFormat
-from penstock.services.openai.responses.store import ResponseStore, Stored
+from penstock.services.openai.responses.store import KEEPS_NONE, ResponseStore, Stored
 from penstock.services.openai.responses.tools import Toolbox, choice_of, flat, toolbox
 from penstock.services.openai.schema import CustomCall, GenerationRequest, extras_of
 from penstock.services.openai.structured_output import schema
@@ -230,7 +230,7 @@ def check_options(request: ResponseRequest, store: ResponseStore) -> None:
     if store.shared:
         raise unsupported("background", "needs a server with --api-processes 1, where whoever asks finds who runs it")
     if request.store is False or not store.keeps:
-        message = "background needs a response that is kept" + ("" if store.keeps else "; this server keeps none")
+        message = "background needs a response that is kept" + ("" if store.keeps else f"; {KEEPS_NONE}")
         raise InvalidRequest(message, param="background", code="invalid_value")
 
 

@@ -45,8 +45,17 @@ def whole(health: dict[str, Any]) -> bool:
     return bool(back and health["ready"] and tokenizers["connected"] == tokenizers["configured"])
 
 
+def all_back(log: str) -> bool:
+    """Whether the launcher knows that whoever has died is there again: from then on it finds one that hangs."""
+    return log.rfind(" serving_again") >= max(log.rfind(" process_died "), log.rfind(" group_broken "))
+
+
 def at_rest(server: Server) -> None:
     """Wait until no request is left, no block is held and every process is there again, by a heartbeat from now on."""
+    deadline = time.monotonic() + LIMIT
+    while not all_back(log := server.log.read_text()):
+        assert time.monotonic() < deadline, log
+        select.select([], [], [], 0.02)
     asked = time.time()
     server.until("/health", lambda health: whole(health) and health["engine"]["time"] > asked)
     server.until("/health", lambda health: health["capacity"]["unfinished_requests"] == 0)

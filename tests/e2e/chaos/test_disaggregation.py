@@ -19,42 +19,18 @@ from penstock.engine_core.models.memory_estimate import block_bytes
 from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.links import Role
 from penstock.services.metrics.snapshot import read_snapshots
-from tests.e2e.chaos.crowd import Ask, Heard, calm, characters, crowd, play
+from tests.e2e.chaos.conftest import PLAIN, STREAMS
+from tests.e2e.chaos.crowd import Ask, Heard, calm, characters, play
 from tests.e2e.chaos.leftovers import at_rest, ended
 from tests.e2e.chaos.test_kills import pids
 from tests.e2e.chaos.test_replicas import heard_anew
 from tests.e2e.server import LIMIT, Server, serving
 
-STREAMS = 8
 EACH = block_bytes(read_spec(demo_folder()), 4, 4)
-PLAIN = ("--dtype", "float32", "--cpu-threads", "1", "--max-num-seqs", "32", "--block-size", "4")
 OPTIONS = (
     *PLAIN, "--data-parallel-size", "2", "--prefill-replicas", "1", "--max-local-prefill-length", "0",
     "--kv-host-memory", str(2000 * EACH), "--max-num-batched-tokens", "64",
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def asks() -> list[Ask]:
-    return crowd(STREAMS)
-
-
-@pytest.fixture(scope="module")
-def others() -> list[Ask]:
-    """Of whose prompts no last block is anywhere before they are asked for the first time."""
-    return crowd(STREAMS, "Then, one day, ")
-
-
-@pytest.fixture(scope="module")
-def single(tmp_path_factory: pytest.TempPathFactory, asks: list[Ask], others: list[Ask]) -> tuple[list[Heard], ...]:
-    """What a single replica says to either."""
-    with serving(tmp_path_factory.mktemp("alone"), *PLAIN) as server:
-        return calm(server.url, asks), calm(server.url, others)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(single: tuple[list[Heard], ...]) -> list[Heard]:
-    return single[0]
 
 
 @pytest.fixture(scope="module")

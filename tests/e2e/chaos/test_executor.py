@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 
 from penstock.services.supervisor.process import ExitCode
-from tests.e2e.chaos import faulty
 from tests.e2e.chaos.faulty import CRASH, HANG
 from tests.e2e.chaos.leftovers import at_rest, ended, holdings, nothing_kept
 from tests.e2e.chaos.streams import Answer, answers, bodies, marks
-from tests.e2e.server import LIMIT, Server, serving
+from tests.e2e.server import FAULTY, LIMIT, Server, serving
 
 STREAMS = 64
 LONG = 60  # tokens of a stream
@@ -128,9 +127,8 @@ def report(server: Server) -> dict[str, Any]:
     return found
 
 
-def test_a_request_that_kills_executors_ends_alone_and_is_refused(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("FAULT_MARK", str(tmp_path / "hung"))
-    with serving(tmp_path, entry=Path(faulty.__file__)) as server:
+def test_a_request_that_kills_executors_ends_alone_and_is_refused(tmp_path: Path) -> None:
+    with serving(tmp_path, entry=FAULTY) as server:
         asked = bodies(16, 24)
         undisturbed = answers(server.url, asked)
         killer = {"prompt": [5, CRASH, 6], "max_tokens": 4, "stream": True}
@@ -150,9 +148,8 @@ def test_a_request_that_kills_executors_ends_alone_and_is_refused(tmp_path: Path
 
 
 @pytest.mark.long
-def test_a_step_that_hangs_ends_its_executor_and_nothing_else(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("FAULT_MARK", str(tmp_path / "hung"))
-    with serving(tmp_path, entry=Path(faulty.__file__)) as server:
+def test_a_step_that_hangs_ends_its_executor_and_nothing_else(tmp_path: Path) -> None:
+    with serving(tmp_path, entry=FAULTY) as server:
         asked: list[dict[str, Any]] = bodies(16, 24)
         undisturbed = answers(server.url, asked)
         hangs = {"prompt": [5, HANG, 6], "max_tokens": 4, "stream": True}

@@ -11,13 +11,14 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.chaos.crowd import Ask, Heard, calm, characters, crowd, play
 from tests.e2e.chaos.leftovers import Holding, at_rest, ended, holdings, nothing_kept
-from tests.e2e.server import Server, command_line, descendants, serving
+from tests.e2e.server import FAULTY, Server, command_line, descendants, serving
 
 STREAMS = 64
 KILLS = 1  # of each kind in the ordinary run
@@ -29,7 +30,7 @@ PROCESSES = ("--tokenizer-processes", "2", "--api-processes", "2", "--max-num-se
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("chaos"), *PROCESSES) as server:
+    with serving(tmp_path_factory.mktemp("chaos"), *PROCESSES, entry=FAULTY) as server:
         yield server
 
 
@@ -89,10 +90,17 @@ def check(server: Server, asks: list[Ask], undisturbed: list[Heard], moments: di
 
 
 def check_api(server: Server, asks: list[Ask], undisturbed: list[Heard], seed: int) -> None:
-    """Connections of its clients break; the others hear everything, and what was computed for it ends."""
+    """Connections of its clients break; the others hear everything, and what was computed for it ends. What the kernel
+    has of an answer arrives also from a dead process: until it dies, the engine is slow."""
     at_rest(server)
-    strike = Strike(server, "api", seed)
-    found = asyncio.run(play(server.url, asks, {moment("api", seed, undisturbed, 0.3): strike}))
+    strike, slow = Strike(server, "api", seed), ExitStack()
+
+    def strike_within() -> None:
+        with slow:
+            strike()
+
+    slow.enter_context(server.slow())
+    found = asyncio.run(play(server.url, asks, {moment("api", seed, undisturbed, 0.1): strike_within}))
     assert strike.done
     broken = [heard for heard in found if heard.error is not None]
     assert 0 < len(broken) < len(found)
@@ -127,7 +135,7 @@ def test_afterwards_nothing_is_left(server: Server, undisturbed: list[Heard]) ->
 @pytest.mark.parametrize("seeds", portions(LONG_KILLS))
 @pytest.mark.parametrize("role", ["scheduler", "tokenizer", "api"])
 def test_twenty_kills(tmp_path: Path, asks: list[Ask], undisturbed: list[Heard], role: str, seeds: list[int]) -> None:
-    with serving(tmp_path, *PROCESSES) as server:
+    with serving(tmp_path, *PROCESSES, entry=FAULTY) as server:
         before = settled(server, asks, undisturbed)
         for seed in seeds:
             if role == "api":
@@ -145,7 +153,7 @@ def test_one_that_is_stopped_is_replaced(
     tmp_path: Path, asks: list[Ask], undisturbed: list[Heard], role: str, seeds: list[int]
 ) -> None:
     """By its silence; the launcher ends it."""
-    with serving(tmp_path, *PROCESSES) as server:
+    with serving(tmp_path, *PROCESSES, entry=FAULTY) as server:
         before = settled(server, asks, undisturbed)
         for seed in seeds:
             strike = Strike(server, role, seed, signal.SIGSTOP)
@@ -159,7 +167,7 @@ def test_one_that_is_stopped_is_replaced(
 def test_a_tokenizer_and_the_scheduler_at_once(
     tmp_path: Path, asks: list[Ask], undisturbed: list[Heard], seeds: list[int]
 ) -> None:
-    with serving(tmp_path, *PROCESSES) as server:
+    with serving(tmp_path, *PROCESSES, entry=FAULTY) as server:
         before = settled(server, asks, undisturbed)
         for seed in seeds:
             first = moment("both", seed, undisturbed)

@@ -14,7 +14,6 @@ from torch import Tensor
 from penstock.engine_core.distributed.custom_all_reduce import (
     MAX_ROWS,
     Exchange,
-    ExchangeStatistics,
     empty_pair,
     open_exchange,
 )
@@ -129,15 +128,16 @@ def test_all_ranks_have_one_or_none(few_ranks: Ranks, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def described(group: Group, folder: Path) -> tuple[ExchangeStatistics, int, int]:
+def described(group: Group, folder: Path) -> tuple[int, int, int, int, int]:
     with opened(group, WIDTH, torch.bfloat16, folder) as exchange:
-        return exchange.up_to(8).statistics(), len(set(exchange.inboxes.addresses.tolist())), exchange.inboxes.rank
+        inboxes, few = exchange.inboxes, exchange.up_to(8)
+        return few.rows, inboxes.rows, exchange.memory._size, len(set(inboxes.addresses.tolist())), inboxes.rank
 
 
 def test_what_an_exchange_holds(few_ranks: Ranks, tmp_path: Path) -> None:
     room = MAX_ROWS // 3
-    held = ExchangeStatistics(8, room, inbox_bytes(3, room, WIDTH, torch.bfloat16))
-    assert few_ranks.run(3, described, tmp_path) == [(held, 3, rank) for rank in range(3)]
+    size = inbox_bytes(3, room, WIDTH, torch.bfloat16)
+    assert few_ranks.run(3, described, tmp_path) == [(8, room, size, 3, rank) for rank in range(3)]
 
 
 @pytest.mark.parametrize(("shape", "dtype", "expected"), [

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from penstock.engine_core.execution import block_copies
-from penstock.engine_core.execution.block_copies import BlockCopier, spans
+from penstock.engine_core.execution.block_copies import BlockCopier
 from penstock.engine_core.execution.block_files import BlockFiles
 from penstock.engine_core.execution.disk_copies import DiskCopier
+from penstock.engine_core.execution.shared_blocks import spans
 from penstock.engine_core.models import memory_estimate
 from penstock.protocol.disk_blocks import BlocksListed, ListBlocks, MoveBlocks, pack_keys
 from penstock.protocol.steps import BlocksCopied, CopyBlocks

@@ -49,8 +49,7 @@ def store(files: BlockFiles, *numbers: int, first: int = 0) -> None:
     files.begin(places)
     written = []
     for place, number in zip(places, numbers, strict=True):
-        files.write(place, filled(files, number))
-        written.append((place, KEYS[number], files.checksum(KEYS[number], filled(files, number))))
+        written.append((place, KEYS[number], files.write(place, KEYS[number], filled(files, number))))
     files.commit(written)
 
 
@@ -90,6 +89,15 @@ def test_the_files_take_no_more_than_they_may(tmp_path: Path, files: BlockFiles)
     assert places_in(LIMIT, EACH) == 6
     assert places_in(INDEX_START + stride_of(EACH), EACH) == 0
     assert places_in(0, EACH) == 0
+
+
+def test_closing_twice_closes_nobody_elses_files(tmp_path: Path, files: BlockFiles) -> None:
+    files.close()
+    again = opened(tmp_path)  # its descriptors have the numbers of those before
+    files.close()
+    store(again, 1)
+    assert holds(again, 0, 1)
+    again.close()
 
 
 def test_only_the_owner_reads_them(tmp_path: Path, files: BlockFiles) -> None:
@@ -153,7 +161,7 @@ def test_a_crash_between_block_and_entry(tmp_path: Path, files: BlockFiles) -> N
     """The old entry is still there, and its block is another one by now."""
     store(files, 1)
     files.begin([0])
-    files.write(0, filled(files, 2))
+    files.write(0, KEYS[2], filled(files, 2))
     assert not holds(files, 0, 1)
     again = opened(tmp_path)
     assert again.entries() == [(0, KEYS[1])]

@@ -3,7 +3,7 @@ graphs give on a GPU is tested in test_gpu.py, test_gpu_drafts.py and in the mat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -48,6 +48,10 @@ def tensors(output: object) -> list[Tensor]:
         return [output]
     parts = fields(output) if is_dataclass(output) else ()
     return [tensor for part in parts for tensor in tensors(getattr(output, part.name))]
+
+
+def captured(*graphs: Sized) -> int:
+    return sum(map(len, graphs))
 
 
 class Chain:
@@ -143,30 +147,30 @@ def test_the_same_tokens_as_without_graphs(model: Chain, plain: list[list[int]],
     decode(runner, found, STEPS, depth=1)
     assert outputs(found) == [output[: STEPS + 1] for output in plain]
     assert runner.graphs is not None
-    statistics = runner.graphs.statistics()
-    assert statistics.captured == len(SIZES.decode) + len(SIZES.mixed) + len(SIZES.entries)
-    assert statistics.forward_replays == (STEPS if budget == 1000 else runner.statistics().steps - 1)
-    assert statistics.sampling_replays > STEPS
+    graphs = runner.graphs
+    assert (len(graphs.forward), len(graphs.sampling)) == (len(SIZES.decode) + len(SIZES.mixed), len(SIZES.entries))
+    assert graphs.forward.replays == (STEPS if budget == 1000 else runner.statistics().steps - 1)
+    assert graphs.sampling.replays > STEPS
 
 
 def test_graphs_that_are_captured_as_steps_need_them_change_no_token(model: Chain, plain: list[list[int]]) -> None:
     found = lives()
     runner = made(model, SIZES, Draft(model, tiny_spec(), MOST))
     runner.prepare(largest=True)
-    first = [graphs.statistics().captured for graphs in (runner.graphs, runner.draft_graphs) if graphs is not None]
+    own, drafting = runner.graphs, runner.draft_graphs
+    assert own is not None
+    assert drafting is not None
+    first = captured(own.forward, own.sampling), captured(drafting.first, drafting._turns)
     bench = Bench(runner, found)
     bench.prefill(1, 7)
     while min(len(life.output) for life in found) < STEPS:
         bench.decode(1, 2, 1)
     assert same(bench, plain)
-    assert runner.graphs is not None
-    assert runner.draft_graphs is not None
-    own, drafting = runner.graphs.statistics(), runner.draft_graphs.statistics()
-    assert first == [3, 3]
-    assert 3 < own.captured < len(SIZES.decode) + len(SIZES.mixed) + len(SIZES.entries)
-    assert drafting.captured > 3
-    assert own.forward_replays > STEPS / 2
-    assert drafting.turns >= len(found)
+    assert first == (3, 3)
+    assert 3 < captured(own.forward, own.sampling) < len(SIZES.decode) + len(SIZES.mixed) + len(SIZES.entries)
+    assert captured(drafting.first, drafting._turns) > 3
+    assert own.forward.replays > STEPS / 2
+    assert drafting.replays >= len(found)
 
 
 @pytest.mark.parametrize("drafts", [0, 1])
@@ -179,12 +183,11 @@ def test_guesses_change_no_token(model: Chain, plain: list[list[int]], guess: Gu
     drafted(runner, found, plain, guess, 1, 1)
     assert [output[:STEPS] for output in outputs(found)] == [output[:STEPS] for output in plain]
     assert runner.graphs is not None
-    statistics = runner.graphs.statistics()
-    assert statistics.forward_replays == runner.statistics().steps - 1
+    assert runner.graphs.forward.replays == runner.statistics().steps - 1
     if drafts:
-        assert statistics.sampling_replays == runner.statistics().steps
+        assert runner.graphs.sampling.replays == runner.statistics().steps
     elif guess is right:
-        assert statistics.sampling_replays == 1
+        assert runner.graphs.sampling.replays == 1
 
 
 @pytest.mark.parametrize("count", [1, MOST])
@@ -197,10 +200,9 @@ def test_a_draft_model_drafts_the_same(model: Chain, plain: list[list[int]], cou
     assert bench.accepted >= 0.8 * bench.entries, "it drafts for itself"
     graphs = bench.runner.draft_graphs
     assert graphs is not None
-    statistics = graphs.statistics()
-    assert statistics.captured == len(shapes(graphs.sizes)) + len(graphs.sizes.entries)
-    assert statistics.turns >= count * len(bench.lives)
-    assert statistics.first_replays >= len(bench.lives)
+    assert captured(graphs.first, graphs._turns) == len(shapes(graphs.sizes)) + len(graphs.sizes.entries)
+    assert graphs.replays >= count * len(bench.lives)
+    assert graphs.first.replays >= len(bench.lives)
 
 
 def test_masks_are_of_one_step(model: Chain) -> None:

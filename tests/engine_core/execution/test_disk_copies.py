@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import select
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from threading import Event
 
@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 
 from penstock.engine_core.execution import disk_copies
-from penstock.engine_core.execution.block_files import ENTRY, INDEX_START, BlockFiles, Bytes
+from penstock.engine_core.execution.block_files import ENTRY, INDEX_START, BadBlock, BlockFiles, Bytes
 from penstock.engine_core.execution.disk_copies import DiskCopier
 from penstock.protocol.disk_blocks import (
+    BlocksFound,
     BlocksListed,
     BlocksMoved,
     DiskAnswer,
+    FindBlocks,
     ForgetBlocks,
     ListBlocks,
     MoveBlocks,
@@ -82,6 +84,67 @@ def test_blocks_go_and_come_back_elsewhere(copier: DiskCopier, host: Bytes) -> N
     assert min(found.seconds_out, found.seconds_in) > 0
 
 
+class Elsewhere:
+    """A store of another kind, as docs/extending.md describes it."""
+
+    def __init__(self) -> None:
+        self.total, self.block_bytes, self.identity = PLACES, EACH, bytes(32)
+        self.there: dict[int, tuple[bytes, bytes]] = {}  # by place: key and block
+        self.sent: dict[int, bytes] = {}
+
+    def entries(self) -> list[tuple[int, bytes]]:
+        return [(place, key) for place, (key, _) in self.there.items()]
+
+    def read(self, place: int, key: bytes, buffer: Bytes) -> None:
+        if place == 4:
+            raise ConnectionError("the store is gone")
+        if self.there.get(place, (b"",))[0] != key:
+            raise BadBlock("it holds another")
+        buffer[:] = np.frombuffer(self.there[place][1], np.uint8)
+
+    def new_buffer(self) -> Bytes:
+        return np.zeros(EACH, np.uint8)
+
+    def missing(self, keys: Sequence[bytes]) -> list[int]:
+        there = {key for key, _ in self.there.values()}
+        return [number for number, key in enumerate(keys) if key not in there]
+
+    def begin(self, places: Iterable[int], keys: Sequence[bytes] = ()) -> None:
+        for place in places:
+            self.there.pop(place, None)
+
+    def write(self, place: int, key: bytes, buffer: Bytes) -> int:
+        self.sent[place] = buffer.tobytes()
+        return 0
+
+    def commit(self, rows: Sequence[tuple[int, bytes, int]]) -> None:
+        self.there.update({place: (key, self.sent.pop(place)) for place, key, _ in rows})
+
+    drop = begin
+
+    def wipe(self, identity: bytes) -> None:
+        self.there.clear()
+
+    def close(self) -> None:
+        self.there.clear()
+
+
+def test_a_store_of_another_kind_may_stand_there(host: Bytes) -> None:
+    copier, before = DiskCopier(Elsewhere(), host, threads=2), host.copy()
+    assert moved(copier, move(1, [(2, 9), (5, 0), (7, 4)], to_disk=True)) == []
+    assert moved(copier, move(2, [(1, 9), (0, 7), (3, 4)], to_disk=False)) == [1, 2]
+    assert np.array_equal(host[[1, 0, 3]], before[[2, 0, 3]])
+    copier.ask(ForgetBlocks(1, np.array([9], np.int32).tobytes()))
+    copier.ask(ListBlocks(3, 1))
+    (listed,) = answers(copier, 1)
+    assert isinstance(listed, BlocksListed)
+    assert dict(zip(integers(listed.places).tolist(), unpack_keys(listed.keys), strict=True)) == {
+        0: KEYS[1],
+        4: KEYS[2],
+    }
+    copier.close()
+
+
 def test_what_is_not_there_fails_alone(copier: DiskCopier, host: Bytes) -> None:
     moved(copier, move(1, [(0, 3), (1, 4)], to_disk=True))
     before = host.copy()
@@ -130,6 +193,29 @@ def test_a_disk_that_hangs_gives_the_memory_back(copier: DiskCopier, host: Bytes
     assert [answer.number for answer in answers(copier, 1)] == [3]
     assert (host[6:8] == 99).all()
     assert np.array_equal(host[8], host[0])
+
+
+def test_keys_are_looked_for_while_blocks_are_read(copier: DiskCopier) -> None:
+    moved(copier, move(1, [(0, 3), (1, 4)], to_disk=True))
+    hanging = copier.files = HangingFiles(copier.files)  # type: ignore[arg-type]
+    copier.ask(move(2, [(6, 3)], to_disk=False))
+    assert hanging.reached.wait(LIMIT)
+    copier.ask(FindBlocks(3, 1, pack_keys([KEYS[0], KEYS[7], KEYS[1]])))
+    assert answers(copier, 1) == [BlocksFound(3, np.array([1], np.int32).tobytes())]
+    hanging.goes_on.set()
+    assert [answer.number for answer in answers(copier, 1)] == [2]
+
+
+def test_a_store_that_cannot_be_asked_lacks_everything(
+    copier: DiskCopier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(keys: Sequence[bytes]) -> list[int]:
+        raise ConnectionError("nobody answers")
+
+    monkeypatch.setattr(copier.files, "missing", fails)
+    copier.ask(FindBlocks(1, 1, pack_keys(KEYS[:2])))
+    assert answers(copier, 1) == [BlocksFound(1, np.array([0, 1], np.int32).tobytes(), failed=True)]
+    assert "store_not_asked" in caplog.text
 
 
 @pytest.mark.parametrize("how", ["epoch", "everything"])

@@ -117,7 +117,7 @@ def test_the_same_tokens_as_on_a_cpu(on_cpu: list[list[int]], budget: int, graph
     decode(runner, found, STEPS)
     assert [life.output for life in found] == [output[: STEPS + 1] for output in on_cpu]
     if runner.graphs is not None:
-        assert runner.graphs.statistics().forward_replays == runner.statistics().steps - 1  # the last has no rows
+        assert runner.graphs.forward.replays == runner.statistics().steps - 1  # the last has no rows
 
 
 @pytest.mark.parametrize("graphs", [False, True])

@@ -69,11 +69,11 @@ def test_tokens_are_the_cpus(on_cpu: list[int], graphs: bool, adapter: int) -> N
     assert (expected == on_cpu) is not bool(adapter)
     for cuts in ((), (9, 20)):
         prompt = scene.prompt(*PARTS, adapter=adapter)
-        before = scene.runner.graphs.statistics().forward_replays if scene.runner.graphs is not None else 0
+        before = scene.runner.graphs.forward.replays if scene.runner.graphs is not None else 0
         scene.run(prompt, cuts, decodes=DECODES)
         assert prompt.output == expected
         if scene.runner.graphs is not None:
-            assert scene.runner.graphs.statistics().forward_replays - before == len(cuts) + 1 + DECODES
+            assert scene.runner.graphs.forward.replays - before == len(cuts) + 1 + DECODES
 
 
 def test_pieces_run_beside_steps(on_cpu: list[int]) -> None:

@@ -237,7 +237,8 @@ def test_embeddings_of_images_are_rows_of_the_cache() -> None:
     assert scene.encoder is not None
     prompt = scene.prompt(*PARTS)
     words = torch.arange(30, 48)
-    scene.encoder.cache[:18] = scene.model.embed(words, None)
+    assert scene.model.embedding is not None
+    scene.encoder.cache[:18] = scene.model.embedding.forward(words)
     places = [at for at, token in enumerate(prompt.token_ids) if token == IMAGE]
     text = scene.prompt(30, slot=1)
     text.token_ids = prompt.token_ids[:]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.engine_core.execution import model_runner
 from penstock.engine_core.execution.dummy_runs import LITTLE
-from penstock.engine_core.execution.forward import Forward
 from penstock.engine_core.execution.input_batch import mixed_rows
 from penstock.engine_core.execution.long_rows import find_long_rows
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
@@ -98,7 +98,7 @@ def test_tokens_are_those_of_absorbed_queries(budget: int, tmp_path: Path, monke
     outputs = []
     for expands in (True, False):
         if not expands:
-            monkeypatch.setattr(Forward, "long_rows", lambda self, rows, upload: None)
+            monkeypatch.setattr(model_runner, "find_long_rows", lambda *columns: None)
         options = RunnerOptions(device=CPU, dtype=torch.float32, blocks=70, block_size=8, max_model_len=256,
                                 max_num_seqs=2)  # fmt: skip
         runner = Runner(model, spec, options)

@@ -11,55 +11,24 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from PIL import Image
-from transformers import (
-    Gemma3Config,
-    Gemma3ImageProcessorPil,
-    PixtralImageProcessorPil,
-    PreTrainedConfig,
-    Qwen2VLImageProcessorPil,
-)
 from transformers.image_utils import load_image
 
 from penstock.engine_core.images.picture import Picture
-from penstock.engine_core.models.vision_spec import VisionSpec
+from penstock.engine_core.loading.adapters import read_adapter
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.images import EncodeImage
 from tests.engine_core.execution.harness import column, tokens_of
 from tests.engine_core.execution.image_scene import Prompt, Scene, scores
-from tests.engine_core.execution.test_images import stored
+from tests.engine_core.execution.test_images import ADAPTED, stored
 from tests.engine_core.images.pictures import files, read_picture
-from tests.engine_core.models.vision import test_pixtral as pixtral
-from tests.engine_core.models.vision import test_qwen as qwen
-from tests.engine_core.models.vision import test_siglip as gemma
-from tests.engine_core.models.vision.vision_folders import TEXT, write
+from tests.engine_core.models.vision.vision_families import FAMILIES, image_tokens, oracle, told
+from tests.engine_core.models.vision.vision_folders import write
 
 COUNT = 4  # tokens of an answer
 ROWS = 64  # of the encoder cache
 BEFORE, AFTER = [31, 12, 47], [22, 60, 13, 9]
-LINE_END, END = 70, 71
-QWEN = {**qwen.PROCESSOR, "size": {"shortest_edge": 64, "longest_edge": 2048}}
-PIXTRAL = {**pixtral.PROCESSOR, "size": {"longest_edge": 56}}
-FAMILIES: dict[str, tuple[PreTrainedConfig, dict[str, Any]]] = {
-    **{name: (qwen.CASES[name], QWEN) for name in ("qwen2_5_vl", "qwen3_vl", "qwen3_5")},
-    "gemma3": (
-        Gemma3Config(text_config=TEXT, vision_config=gemma.VISION, mm_tokens_per_image=16, **gemma.TOKENS),
-        gemma.PROCESSOR,
-    ),
-    "mistral3": (pixtral.CASES["mistral"], PIXTRAL),
-}
-
-
-def oracle(family: str, settings: dict[str, Any], cell: int) -> Any:
-    """transformers' image processor."""
-    given = {key: settings[key] for key in ("image_mean", "image_std", "size")}
-    if family == "gemma3":
-        return Gemma3ImageProcessorPil(**given)
-    if family == "mistral3":
-        return PixtralImageProcessorPil(**given, patch_size=cell)
-    return Qwen2VLImageProcessorPil(
-        **given, patch_size=settings["patch_size"], merge_size=settings["merge_size"], temporal_patch_size=2
-    )
 
 
 def rows_of(family: str, model: Any, made: Any) -> torch.Tensor:
@@ -73,37 +42,32 @@ def rows_of(family: str, model: Any, made: Any) -> torch.Tensor:
     return rows.view(-1, rows.shape[-1])
 
 
-def image_tokens(vision: VisionSpec, picture: Picture) -> list[int]:
-    if vision.kind != "pixtral":
-        return [vision.token_id] * vision.rows(picture.size)
-    lines, columns = vision.grid(picture.size)
-    return [*([*[vision.token_id] * columns, LINE_END] * lines)[:-1], END]
+def encode(scene: Scene, picture: Picture) -> None:
+    """Put its rows into the cache."""
+    assert scene.encoder is not None
+    rows = scene.vision.rows(picture.size)
+    scene.encoder.begin(
+        EncodeImage(number=1, first_row=0, rows=rows, width=picture.width, height=picture.height, pixels=picture.pixels)
+    )
+    while not scene.encoder.launch().last:
+        pass
+    assert not scene.encoder.trouble()
 
 
-def said(scene: Scene, picture: Picture, tokens: list[int], cut: int) -> tuple[list[int], torch.Tensor]:
-    """Our answer to a prompt that is cut at a position; log-probabilities of all tokens behind the first."""
+def said(
+    scene: Scene, picture: Picture, tokens: list[int], cut: int, adapter: int = 0
+) -> tuple[list[int], torch.Tensor]:
+    """Our answer to a prompt that is cut at a position; log-probabilities of all tokens behind the first. adapter: its
+    place."""
     vision, known = scene.vision, len(tokens)
     length = known - len(BEFORE) - len(AFTER)
     table = np.array((len(BEFORE), length, 0, picture.width, picture.height), "<i4").tobytes()
-    start = msgspec.structs.replace(Prompt(tokens).start(vision), images=table)
+    start = msgspec.structs.replace(Prompt(tokens, adapter=adapter).start(vision), images=table)
     found = [scene.launch(starts=(start,), chunks=column(0, 0, cut, 0))]
     found.append(scene.launch(chunks=column(0, cut, known - cut, 1)))
     found += [scene.launch(decode_on=column(0) if step == 0 else b"") for step in range(COUNT - 1)]
     scene.launch(decode_off=column(0))
     return [token for result in found for token in tokens_of(result)], scores(found)
-
-
-def told(
-    family: str, model: Any, made: Any, token_id: int, tokens: list[int], answer: list[int]
-) -> tuple[list[int], torch.Tensor]:
-    """The same of transformers, behind each token of an answer."""
-    ids = torch.tensor([tokens + answer])
-    seen = (ids == token_id).long()
-    more = {"token_type_ids": seen} if family == "gemma3" else {"mm_token_type_ids": seen.int()}
-    inputs = dict(made.items()) | (more if family != "mistral3" else {})
-    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits[0, :-1]
-    scored = torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None]).flatten()
-    return [int(token) for token in logits[len(tokens) - 1 :].argmax(-1)], scored
 
 
 @pytest.mark.filterwarnings("ignore:Palette images with Transparency")
@@ -115,7 +79,7 @@ def test_files_become_the_tokens_of_transformers(family: str, share: int, tmp_pa
     config, settings = FAMILIES[family]
     model, scene = write(tmp_path, config, settings), stored(tmp_path)
     assert scene.encoder is not None
-    vision, processor = scene.vision, oracle(family, settings, scene.vision.cell)
+    vision, processor = scene.vision, oracle(family, scene.vision.cell)
     compared, last = 0, []
     for number, (name, data) in list(enumerate(files().items()))[list(FAMILIES).index(family) % share :: share]:
         try:
@@ -128,17 +92,10 @@ def test_files_become_the_tokens_of_transformers(family: str, share: int, tmp_pa
         rows = vision.rows(picture.size)
         if rows > ROWS or (rows == 1 and family == "mistral3"):  # of one row transformers' model makes an error
             continue
-        scene.encoder.begin(
-            EncodeImage(
-                number=1, first_row=0, rows=rows, width=picture.width, height=picture.height, pixels=picture.pixels
-            )
-        )
-        while not scene.encoder.launch().last:
-            pass
-        assert not scene.encoder.trouble()
+        encode(scene, picture)
         expected = rows_of(family, model, made)
         torch.testing.assert_close(scene.encoder.cache[:rows], expected, atol=1e-4, rtol=1e-4, msg=name)
-        tokens = [*BEFORE, *image_tokens(vision, picture), *AFTER]
+        tokens = [*BEFORE, *image_tokens(vision, picture.size), *AFTER]
         cut = len(BEFORE) if vision.mutual else 1 + number % (len(tokens) - 1)
         answer, scored = said(scene, picture, tokens, cut)
         if vision.token_id in answer:  # which transformers would take for a picture that is missing
@@ -151,3 +108,31 @@ def test_files_become_the_tokens_of_transformers(family: str, share: int, tmp_pa
         compared += 1
     assert compared >= 12 // share * 3
     assert np.std(last) > 1e-3, "the answers depend on the pictures"
+
+
+@pytest.mark.filterwarnings("ignore")  # peft asks transformers for what is deprecated
+@pytest.mark.parametrize(
+    "family",
+    ["gemma3", "mistral3", *(pytest.param(name, marks=pytest.mark.long) for name in FAMILIES if "qwen" in name)],
+)
+@torch.inference_mode()
+def test_an_adapter_of_the_text_half_is_pefts(family: str, tmp_path: Path) -> None:
+    """Two rows with adapters in one step: test_images.py."""
+    model, scene = write(tmp_path / "base", *FAMILIES[family]), stored(tmp_path / "base", adapters=True)
+    with torch.inference_mode(mode=False):
+        settings = LoraConfig(target_modules=ADAPTED, r=4, lora_alpha=8, init_lora_weights=False)
+        adapted = get_peft_model(model, settings).eval()
+    adapted.save_pretrained(tmp_path / "adapter")
+    assert scene.runner.adapters is not None
+    scene.adapt(read_adapter(tmp_path / "adapter", scene.runner.adapters.places))
+    picture = read_picture(files()["square"], "auto", scene.vision.processor, 1 << 30)
+    encode(scene, picture)
+    tokens = [*BEFORE, *image_tokens(scene.vision, picture.size), *AFTER]
+    answer, scored = said(scene, picture, tokens, len(BEFORE), adapter=1)
+    image = load_image(Image.open(io.BytesIO(files()["square"])))
+    made = oracle(family, scene.vision.cell)(images=[image], return_tensors="pt")
+    assert scene.vision.token_id not in answer
+    expected, scored_there = told(family, adapted, made, scene.vision.token_id, tokens, answer)
+    assert answer == expected
+    torch.testing.assert_close(scored, scored_there, atol=1e-4, rtol=1e-4)
+    assert said(scene, picture, tokens, len(BEFORE))[1].sub(scored).abs().max() > 0.1, "the adapter changes something"

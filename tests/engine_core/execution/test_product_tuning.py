@@ -165,6 +165,20 @@ def test_it_is_kept_by_chip_triton_type_and_shape(tmp_path: Path) -> None:
         assert not plans.measured
 
 
+def test_plans_of_a_release_with_other_ways_are_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = tune(asked(), [PRODUCT], lambda jobs: [{} for _ in jobs], "3.6.0")
+    store(tmp_path, H200, found)
+    for module, kept in (("later", 0), ("", 1)):
+        source = tmp_path / "tilings.py"
+        source.write_text(module)
+        with monkeypatch.context() as patch:
+            if module:
+                patch.setattr("penstock.kernels.grouped_tilings.__file__", str(source))
+            plans = Plans(H200)
+            load(tmp_path, plans, "3.6.0", errors)
+        assert len(plans.measured) == kept
+
+
 def replace_product(width: int = 4096, dtype: torch.dtype = BF16) -> Product:
     return Product(width, 4096, dtype)
 

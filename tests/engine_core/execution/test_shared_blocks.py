@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.engine_core.execution import block_copies
 from penstock.engine_core.execution.block_copies import BlockCopier
 from penstock.engine_core.execution.shared_blocks import Layout, SharedBlocks, total_bytes
 from penstock.protocol.steps import BlocksCopied, CopyBlocks, copy_stamp
@@ -17,6 +18,12 @@ from tests.engine_core.execution.test_block_copies import CPU, HOST, memory, mes
 
 LAYOUT = Layout("cpu float32", 64, 700)
 EPOCH = 1
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No copy is given up because a machine is busy, unless a test is about that."""
+    monkeypatch.setattr(block_copies, "PATIENCE", 60.0)
 
 
 def test_another_process_reads_and_writes_the_same_bytes() -> None:
@@ -193,7 +200,7 @@ def test_what_a_dead_executor_was_to_write_never_comes() -> None:
 def test_nothing_is_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     _, reader = apart()
     ask(reader, [(3, 0)], [copy_stamp(EPOCH, 1)])
-    monkeypatch.setattr("penstock.engine_core.execution.block_copies.PATIENCE", 0.0)
+    monkeypatch.setattr(block_copies, "PATIENCE", 0.0)
     reader.iterate()
     assert [answer.stale for answer in reader.answers] == [True]
 

@@ -234,7 +234,7 @@ def test_outputs_that_go_on_together_are_where_each_alone_would_be(monkeypatch: 
     for place in range(80):
         said = [rng.choice(sorted(allowed(one.matcher.compute_bitmask()) - tokens().eos)) for one in alone]
         aside, most = [rng.random() < 0.1 for _ in said], place % 3
-        others = go_on(together, said, aside, most, 0.5)
+        others = go_on(together, said, aside, set(), most, 0.5)
         for number, (one, two, token) in enumerate(zip(together, alone, said, strict=True)):
             two.advance([token])
             assert not two.finished
@@ -259,9 +259,22 @@ def test_one_that_may_end_does_not_go_on_with_others() -> None:
         one.advance([token])
         assert one.finished == (token == written[-1])
         one.forced()
-    assert [go_on([two], [token], [False], 99, 0.0) for token in written] == [[]] * (len(written) - 1) + [[0]]
+    assert [go_on([two], [token], [False], set(), 99, 0.0) for token in written] == [[]] * (len(written) - 1) + [[0]]
     two.advance(written[-1:])
-    assert go_on([two], [END], [False], 99, 0.0) == [0]
+    assert go_on([two], [END], [False], set(), 99, 0.0) == [0]
+
+
+def test_a_state_of_which_nothing_is_known_is_stepped_to_by_nobody() -> None:
+    one = guide("json_schema", json.dumps(KEYS), whitespace="none")
+    two, token = one.copy(), ids('{"b":"cc"}')[0]
+    one.advance([token])
+    assert not one.finished
+    assert one.state is not None
+    one.state.stopped = None
+    assert not two.step(token)
+    one.state.stopped = False
+    assert two.step(token)
+    assert one.state is two.state
 
 
 def test_as_many_states_are_kept_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:

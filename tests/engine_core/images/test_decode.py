@@ -53,6 +53,7 @@ def deflated(count: int) -> bytes:
     return b"".join(packer.compress(bytes(1 << 20)) for _ in range(count >> 20)) + packer.flush()
 
 
+WEBP = write(noise(83, 61), "WEBP", quality=70)
 BAD = {
     "empty": (b"", f"it is empty; {TAKEN}", "empty_image_file"),
     "text": (b"a cat", f"it is none of the formats that this server reads; {TAKEN}", FORMAT),
@@ -70,13 +71,13 @@ BAD = {
     "WebP of several frames": (frames("WEBP"), "it is a WebP of several frames; a picture has one", FORMAT),
     "PNG of several frames": (frames("PNG"), "it is a PNG of several frames; a picture has one", FORMAT),
     "truncated PNG": (
-        files()["large"][:5000], "it is a PNG that is truncated or damaged", "image_parse_error"
+        write(noise(301, 97), "PNG")[:5000], "it is a PNG that is truncated or damaged", "image_parse_error"
     ),
     "truncated JPEG": (
-        files()["JPEG RGB"][:-40], "it is a JPEG that is truncated or damaged", "image_parse_error"
+        write(noise(83, 61), "JPEG")[:-40], "it is a JPEG that is truncated or damaged", "image_parse_error"
     ),
-    "truncated WebP": (files()["WebP"][:-40], "it is a WebP that is truncated or damaged", "image_parse_error"),
-    "header of a WebP": (files()["WebP"][:24], "it is a WebP that is truncated or damaged", "image_parse_error"),
+    "truncated WebP": (WEBP[:-40], "it is a WebP that is truncated or damaged", "image_parse_error"),
+    "header of a WebP": (WEBP[:24], "it is a WebP that is truncated or damaged", "image_parse_error"),
     "odd WebP": (webp(b"ANIM", bytes(20)), "it is a WebP that is truncated or damaged", "image_parse_error"),
     "header of a PNG": (b"\x89PNG\r\n\x1a\n", "it is a PNG that is truncated or damaged", "image_parse_error"),
     "header of a JPEG": (b"\xff\xd8\xff\xe0", "it is a JPEG that is truncated or damaged", "image_parse_error"),

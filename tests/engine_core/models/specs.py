@@ -47,7 +47,7 @@ def small_spec(**sizes: Any) -> ModelSpec:
     layer = LayerSpec(attention=attention, mlp=MlpSpec(width=64), norm=NormSpec(eps=1e-6))
     spec = ModelSpec(
         family="llama", hidden=32, body=Body(layers=(layer,)), vocab_size=9, tied=False, max_position=16, longest=16,
-        dtype="float32", bos_token_id=None, eos_token_ids=(),
+        dtype="float32",
     )  # fmt: skip
     return resized(spec, **sizes)
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from msgspec import structs
+from peft import LoraConfig
 from safetensors.torch import save_file
 
 from penstock.engine_core.models.adapter_folder import (
+    UNSERVED,
     AdaptedMatrix,
     adaptable,
     adapter_version,
@@ -100,6 +103,15 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "unknown target": ({"target_modules": ["q_proj", "c_attn"]}, {}, "target_modules is .*; c_attn names no matrix"),
     "no targets": ({"target_modules": 5}, {}, "target_modules is 5; a list"),
     "target without tensors": ({"target_modules": ["q_proj", "down_proj", "v_proj"]}, {}, "v_proj as a target, and no"),
+    "no expression": ({"target_modules": "(q_proj"}, {}, "it is not a regular expression"),
+    "tensors without target": ({"target_modules": ["q_proj"]}, {}, rf"{DOWN}.lora_A.weight adapts what is no target"),
+    "tensors of other layers": ({"layers_to_transform": 1}, {}, "layers.0.* adapts what is no target of .*layers_to_"),
+    "a matrix twice": (
+        {}, {name.replace("model.layers", "model.language_model.layers"): torch.ones(shape)
+             for name, shape in ((A, (4, 32)), (B, (32, 4)))},
+        rf"tensor {A.replace('model.layers', 'model.language_model.layers')} adapts the same matrix as {A}|"
+        rf"tensor {A} adapts the same matrix as {A.replace('model.layers', 'model.language_model.layers')}",
+    ),
     "layers": ({"layers_to_transform": "all"}, {}, "layers_to_transform is 'all'"),
     "no A": ({}, {A: None}, rf"tensor {A} is missing"),
     "no B": ({}, {B: None}, rf"tensor {B} is missing"),
@@ -124,9 +136,17 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 def test_refusals(case: str, tmp_path: Path) -> None:
     """Each names the file first."""
     config, held, expected = REFUSED[case]
-    file = "adapter_config.json" if config and case != "target without tensors" else "adapter_model.safetensors"
+    tensors_first = "target without tensors", "tensors without target", "tensors of other layers"
+    file = "adapter_config.json" if config and case not in tensors_first else "adapter_model.safetensors"
     with pytest.raises(ModelError, match=f"^{re.escape(str(tmp_path / file))}: .*{expected}"):
         read_adapter_folder(written(tmp_path, held, **config), SPEC, 8)
+
+
+def test_every_variant_of_lora_that_peft_knows_is_refused() -> None:
+    """But VeLoRA, which changes the training alone."""
+    variants = {field.name for field in fields(LoraConfig) if field.metadata.get("is_lora_variant")}
+    assert len(variants) > 5
+    assert variants - UNSERVED.keys() == {"velora_config"}
 
 
 def test_an_adapted_head_comes_with_the_embeddings_of_the_base(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.loading.checkpoint import cuts
 from penstock.engine_core.models.attention import SelfAttention
+from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.embedding import Embedding
 from penstock.engine_core.models.layer_spec import NormSpec
 from penstock.engine_core.models.layers import Linear, Norm, Placement, held_bytes, pack, spread, whole
@@ -140,7 +141,8 @@ def test_an_embedding_has_a_copy_for_products_where_logits_are_read_off_it(
     tied: bool, group: Group, packs: bool
 ) -> None:
     spec = msgspec.structs.replace(SPEC, tied=tied)
-    layer = Embedding(spec, Placement(torch.float32, torch.device("cpu"), group))
+    layer = Decoder(spec, Placement(torch.float32, torch.device("cpu"), group), 8).embedding
+    assert layer is not None
     layer.weight.normal_()
     pack(dict(layer.destinations()))
     assert layer.operand.is_mkldnn == packs
@@ -161,7 +163,7 @@ def test_widths_that_ranks_cannot_share() -> None:
 
 
 def test_norm_and_embedding() -> None:
-    norm, embedding = Norm(12, NormSpec(eps=1e-6), placement()), Embedding(SPEC, placement())
+    norm, embedding = Norm(12, NormSpec(eps=1e-6), placement()), Embedding(whole("", 9), 12, placement(), 1.0)
     fill(norm, {"weight": torch.ones(12)})
     rows = torch.randn(9, 12)
     fill(embedding, {"weight": rows})

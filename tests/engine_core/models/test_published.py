@@ -183,4 +183,3 @@ def test_rope_of_llama_31(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_31_8B))
     expected = RopeSpec(kind="llama3", theta=5e5, factor=8.0, original_max_position=8192)
     assert read_spec(tmp_path).attention.rope == expected
-    assert read_spec(tmp_path).eos_token_ids == (128001, 128008, 128009)

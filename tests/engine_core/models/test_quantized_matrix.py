@@ -133,6 +133,9 @@ def test_an_output_embedding_may_be_quantized(tmp_path: Path) -> None:
     model = exact(tmp_path, LlamaConfig(**LLAMA), config)
     assert model.head is not None
     assert model.head.matrices
+    edited(tmp_path / "quantized", lambda found: found.update({"lm_head.weight": torch.ones(96, 64)}))
+    with pytest.raises(ModelError, match=r"tensor lm_head\.weight is not part of the model"):
+        check_weights(tmp_path / "quantized", read_spec(tmp_path / "quantized"))
     with pytest.raises(ModelError, match="says that lm_head is quantized, and it is the input embedding"):
         write_pair(tmp_path / "tied", LlamaConfig(**LLAMA, tie_word_embeddings=True), config)
 

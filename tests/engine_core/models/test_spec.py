@@ -44,7 +44,6 @@ def test_sizes(tmp_path: Path) -> None:
     assert (found.family, found.layers, found.hidden, attention.heads, attention.kv_heads) == ("llama", 4, 64, 8, 8)
     assert (found.attention.head_dim, found.dense[0].width, found.vocab_size, found.norm.eps) == (8, 96, 100, 1e-6)
     assert (found.max_position, found.longest, found.dtype) == (512, 512, "bfloat16")
-    assert (found.bos_token_id, found.eos_token_ids) == (1, (2, 3))
     assert not any((found.tied, attention.qkv_bias, attention.output_bias, found.dense[0].bias, attention.qk_norm))
     assert found.attention.rope == RopeSpec()
 
@@ -177,7 +176,6 @@ def test_unknown_architectures_are_refused_with_the_known_ones(tmp_path: Path, n
         ({"num_hidden_layers": 10**6}, "num_hidden_layers"),
         ({"rms_norm_eps": "1e-6"}, "rms_norm_eps"),
         ({"torch_dtype": "float8_e4m3fn"}, "torch_dtype is 'float8_e4m3fn'.*bfloat16"),
-        ({"eos_token_id": "</s>"}, "eos_token_id"),
         ({"rope_scaling": 3}, "rope_scaling"),
         ({"rope_scaling": {"type": "ntk"}}, "ntk.*dynamic"),
         ({"rope_scaling": {"type": ["yarn"]}}, "rope_type of default"),

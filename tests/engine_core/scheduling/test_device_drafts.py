@@ -105,6 +105,19 @@ def test_wrong_drafts_are_given_up_and_change_nothing(skill: float, least: int) 
     assert statistics.draft_tokens == sum(seen.drafted)
 
 
+def test_fixed_lengths_follow_nothing_that_is_measured() -> None:
+    fixed = SpeculationOptions(method="draft_model", num_speculative_tokens=4, adaptive=False)
+    server, number = submitted(replace(FOUR, speculation=fixed, skill=0.0))
+    server.executor._pace = 0.001
+    server.run(1)
+    seen = server.seen(number)
+    assert seen.tokens == truth()
+    assert seen.drafted is not None
+    assert seen.drafted[1] > 4 * (20 - 1 - 2 * 4), (
+        "each step has all, as long as there is room for this one's and the next's"
+    )
+
+
 def test_a_request_may_do_without() -> None:
     server, number = submitted(speculate=False)
     assert asked(server.plan()) == {0: (0, 3, 0, 0)}, "its prompt may be somebody else's prefix"

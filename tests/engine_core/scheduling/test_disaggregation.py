@@ -14,9 +14,9 @@ from penstock.engine_core.scheduling.disaggregation import LEASE
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.scheduling.statistics import TransferStatistics
 from penstock.protocol.groups import ReplicaRole
-from penstock.protocol.messages import Automaton, Finish, Prefilled, Written
+from penstock.protocol.messages import Automaton, BlocksAddress, Finish, Prefilled, Written
 from penstock.protocol.outputs import TokenBatch
-from penstock.protocol.steps import OWN_MEMORY
+from penstock.protocol.steps import OWN_MEMORY, CopyBlocks
 from tests.sim.lives import World, scheduling_options
 from tests.sim.model import VOCAB, rollout
 from tests.sim.server import Server
@@ -318,6 +318,22 @@ def test_a_frozen_replica_copies_nothing_more(prefill: Replica) -> None:
     prefill.apply()
     assert [(message.id, message.transfer) for message in prefill.told] == [(number, None)]
     assert prefill.scheduler.settled
+
+
+def test_addresses_of_the_executors_go_along_to_those_that_read(prefill: Replica, decode: Replica) -> None:
+    """Of the executors that are there now: others have other memory."""
+    first, second = (BlocksAddress(name, "cpu", 64, 60, 1, 2) for name in (b"first", b"second"))
+    prefill.scheduler.restart(8, prefill.now, addresses=(first,))
+    prefill.executor = prefill.new_executor(8)
+    assert handed(prefill)[1].transfer.addresses == (first,)  # type: ignore[union-attr]
+    prefill.scheduler.restart(9, prefill.now, addresses=(second,))
+    prefill.executor = decode.executor.host.others[3] = prefill.new_executor(9)  # type: ignore[assignment]
+    number, message = handed(prefill, prompt=PROMPT[::-1])
+    go_on(decode, prefill, number, message)
+    decode.plan()
+    (asked,) = decode.scheduler.copy_messages()
+    assert isinstance(asked, CopyBlocks)
+    assert (asked.replica, asked.addresses) == (3, (second,))
 
 
 def test_lost_executors_take_their_blocks_along(prefill: Replica) -> None:

@@ -10,10 +10,20 @@ import pytest
 
 from penstock.engine_core.kv.host_tier import DiskTierStatistics
 from penstock.engine_core.scheduling import disk_tier
-from penstock.engine_core.scheduling.disk_tier import LEAST_PATIENCE, RETRY, distrust_disk
-from penstock.engine_core.scheduling.host_tier import OVERHEAD
+from penstock.engine_core.scheduling.disk_tier import LEAST_PATIENCE, distrust_disk
+from penstock.engine_core.scheduling.host_tier import OVERHEAD, RETRY
 from penstock.engine_core.scheduling.state import DiskCopies, HostCopies
-from penstock.protocol.disk_blocks import BlocksListed, BlocksMoved, ForgetBlocks, ListBlocks, MoveBlocks, pack_keys
+from penstock.protocol.disk_blocks import (
+    BlocksFound,
+    BlocksListed,
+    BlocksMoved,
+    FindBlocks,
+    ForgetBlocks,
+    ListBlocks,
+    MoveBlocks,
+    pack_keys,
+    unpack_keys,
+)
 from penstock.protocol.messages import Finish
 from penstock.protocol.step_columns import move_table
 from tests.engine_core.scheduling.test_host_tier import FIRST, SECOND, THIRD, WORLD, ask, cached, finish
@@ -59,7 +69,7 @@ def dead(**fields: object) -> Server:
     assert stand(made).stored > 8
     die(made)
     made.copy()
-    assert stand(made).findable > 8
+    assert made.world.kv_store or stand(made).findable > 8
     return made
 
 
@@ -257,19 +267,19 @@ def test_a_disk_that_takes_nothing_has_a_rest() -> None:
     ask(made, FIRST)
     assert stand(made).failed > failed
     made.now += 2.0
-    assert made.now < disk(made).rest_until, "twice as long"
+    assert made.now < disk(made).writes.until, "twice as long"
     assert stand(made).stored == stand(made).findable == 0
 
 
 def test_what_has_left_the_hosts_memory_is_not_written() -> None:
     made = server()
     made.executor.host.disk.jobs.clear()
-    disk(made).rest_until = 100.0
+    disk(made).writes.until = 100.0
     for prompt in (FIRST, SECOND):
         ask(made, prompt)
     waiting = list(disk(made).queue)
     host(made).tier.forget(waiting)
-    disk(made).rest_until = 0.0
+    disk(made).writes.until = 0.0
     disk_tier.store_ahead(made.scheduler._state)
     assert not asked(made)
     assert stand(made).lost == len(waiting) > 0
@@ -372,10 +382,10 @@ def test_nothing_of_other_weights_is_found() -> None:
 
 def test_nothing_is_written_while_weights_change() -> None:
     made = server()
-    disk(made).rest_until = 100.0
+    disk(made).writes.until = 100.0
     for prompt in (FIRST, SECOND):
         ask(made, prompt)
-    disk(made).rest_until = 0.0
+    disk(made).writes.until = 0.0
     made.scheduler.freeze(frozen=True)
     disk_tier.store_ahead(made.scheduler._state)
     assert not asked(made)
@@ -397,10 +407,10 @@ def test_what_a_failed_sequence_computed_is_forgotten_in_every_life() -> None:
 
 def test_what_is_being_written_then_as_well() -> None:
     made = server()
-    disk(made).rest_until = 100.0
+    disk(made).writes.until = 100.0
     for prompt in (FIRST, SECOND):
         ask(made, prompt)
-    disk(made).rest_until = 0.0
+    disk(made).writes.until = 0.0
     disk_tier.store_ahead(made.scheduler._state)
     (store, *_) = disk(made).stores.values()
     distrust_disk(made.scheduler._state, store.keys[:2])
@@ -432,3 +442,145 @@ def test_a_sequence_that_fails_takes_its_blocks_along() -> None:
     finish(made)
     assert made.seen(number).finish == Finish.ERROR
     assert cached(made, ask(made, [*FIRST, 2])) == 0
+
+
+def sharing(**fields: object) -> Server:
+    """A server whose shared store holds the three prompts' beginnings, and which remembers nothing of them."""
+    made = dead(kv_store=True, **fields)
+    assert not disk(made).tier.findable
+    disk(made).lookups.count = 0
+    return made
+
+
+def lookups(made: Server) -> list[FindBlocks]:
+    return [message for message in made.scheduler.copy_messages() if isinstance(message, FindBlocks)]
+
+
+def test_what_others_have_stored_is_asked_for_and_read() -> None:
+    made = sharing()
+    number = made.submit([*FIRST, 1, 2])
+    assert made.plan() is None
+    (asked_for,) = lookups(made)
+    assert len(unpack_keys(asked_for.keys)) == 10
+    assert made.scheduler.statistics().reasons == {"disk": 1}
+    finish(made)
+    assert cached(made, number) == 40
+    assert (stand(made).lookups, stand(made).loads, stand(made).loaded) == (1, 1, 10)
+    assert (stand(made).total, stand(made).findable, stand(made).evicted) == (0, 0, 0), "they are the store's own"
+    made.record.verify(made.lives[number], made.world, False, False)
+
+
+def test_a_store_is_asked_once_for_what_it_lacks() -> None:
+    made = sharing()
+    number = made.submit([7] * 42)
+    assert made.plan() is None
+    other = made.submit([9, 9, 9])
+    assert [chunk[2] for chunk in chunks(made.step())] == [3], "nobody waits for the answer but who asks"
+    made.copy()
+    assert chunks(made.step())[0][1] == 0
+    finish(made)
+    assert (cached(made, number), cached(made, other)) == (0, 0)
+    assert (stand(made).lookups, stand(made).loads) == (1, 0)
+
+
+def test_what_is_computed_is_written_at_once() -> None:
+    made = server(kv_store=True, blocks=60)
+    ask(made, FIRST)
+    assert stand(made).stored >= 9, "others wait for it: it is not kept until memory is short"
+
+
+def test_a_block_that_one_executor_lacks_is_not_read() -> None:
+    made = sharing()
+    made.submit([*FIRST, 1])
+    assert made.plan() is None
+    (lookup,) = disk(made).lookups.open.values()
+    take(made)
+    made.executor.host.disk.jobs.clear()
+    for executor in range(GROUP):
+        for _ in range(2):
+            missing = np.array([3] if executor == 1 else [], np.int32).tobytes()
+            made.scheduler.blocks_copied(BlocksFound(lookup.number, missing), executor, 0.0)
+        assert lookup.done == (executor == GROUP - 1)
+    assert disk(made).tier.find(lookup.keys[3]) is None
+    assert made.plan() is None
+    (load,) = disk(made).loads.values()
+    assert load.keys == lookup.keys[:3]
+    finish(made)
+
+
+def test_what_a_store_has_evicted_is_remembered_no_more() -> None:
+    made = sharing()
+    number = made.submit([*FIRST, 1])
+    assert made.plan() is None
+    (lookup,), tier = disk(made).lookups.open.values(), disk(made).tier
+    for key in lookup.keys[:4]:
+        tier.publish(tier.reserve(key))
+    for executor in range(GROUP):
+        made.scheduler.blocks_copied(BlocksFound(lookup.number, np.arange(10, dtype=np.int32).tobytes()), executor, 0.0)
+    assert not tier.findable
+    finish(made)
+    assert (cached(made, number), stand(made).loads) == (0, 0)
+
+
+def test_a_store_that_does_not_answer_is_left_alone_for_a_while() -> None:
+    made = sharing()
+    made.disk.trouble = 1.0
+    for extra in (1, 2):
+        assert cached(made, ask(made, [extra, *FIRST])) == 0
+    assert (stand(made).lookups, stand(made).failed_lookups) == (1, 1)
+    made.now += 2.5
+    ask(made, [3, *FIRST])
+    assert stand(made).lookups == 2
+
+
+def test_an_answer_that_does_not_come_is_not_waited_for() -> None:
+    made = sharing()
+    host(made).position_seconds = 0.02
+    number = made.submit([*FIRST, 1])
+    assert made.plan() is None
+    made.now += 1.7
+    assert chunks(made.step())[0][1] == 0
+    made.submit([*SECOND, 1])
+    assert made.step() is not None, "the next one does not even ask"
+    assert stand(made).lookups == 1
+    finish(made)
+    assert made.seen(number).finish == Finish.LENGTH
+
+
+def test_what_is_computed_sooner_than_asked_for_is_not_asked_for() -> None:
+    made = sharing()
+    host(made).position_seconds = OVERHEAD / 100
+    ask(made, [*FIRST, 1])
+    assert stand(made).lookups == 0
+
+
+def test_so_many_ask_and_further_ones_wait_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_tier, "MOST_LOOKUPS", 1)
+    made = sharing()
+    numbers = [made.submit([*prompt, 1]) for prompt in (FIRST, SECOND)]
+    assert made.plan() is None
+    assert len(lookups(made)) == 1
+    finish(made)
+    assert stand(made).lookups == 2
+    assert [cached(made, number) for number in numbers] == [40, 40]
+
+
+def test_a_failed_sequence_is_forgotten_by_the_store_whether_remembered_or_not() -> None:
+    made = sharing()
+    distrust_disk(made.scheduler._state, [keys := [bytes([7]) * 16]][0])
+    (message,) = [message for message in made.scheduler.copy_messages() if isinstance(message, ForgetBlocks)]
+    assert unpack_keys(message.keys) == keys
+
+
+def test_questions_of_another_life_are_not_answered() -> None:
+    made = sharing()
+    number = made.submit([*FIRST, 1])
+    assert made.plan() is None
+    (lookup,) = disk(made).lookups.open.values()
+    die(made)
+    assert lookup.done
+    for executor in range(GROUP):
+        made.scheduler.blocks_copied(BlocksFound(lookup.number), executor, 0.0)
+    assert not disk(made).tier.findable
+    finish(made)
+    assert made.seen(number).finish == Finish.LENGTH

@@ -11,6 +11,7 @@ from penstock.engine_core.scheduling.encoder_cache import ENCODES, NEVER, NOWHER
 from penstock.engine_core.scheduling.request import Request, Sequence
 from penstock.protocol.images import Image
 from penstock.protocol.messages import Sampling, SubmitTokens
+from tests.sim.executor import ints
 from tests.sim.images import picture
 
 A, B, C, D = (picture(number, 4) for number in range(4))
@@ -36,7 +37,7 @@ def encode(cache: EncoderCache) -> None:
     """Everything that was asked for."""
     while cache.messages:
         number = cache.messages.pop(0).number
-        assert cache.encoded(number, 0, "") == ([], "")
+        assert cache.encoded(number, "") == []
 
 
 def hold(cache: EncoderCache, *images: Image) -> Sequence:
@@ -138,15 +139,40 @@ def test_a_sequence_that_leaves_keeps_them_until_its_last_step_is_applied() -> N
 
 
 def test_rows_that_are_being_written_are_nobody_elses() -> None:
-    cache = EncoderCache(4, 2)
+    cache = EncoderCache(4, 1)
     sequence = ask(cache, A)
     assert sequence is not None
     cache.leave(sequence, 0, 0)
-    number = cache.messages.pop().number
-    cache.encoded(number, 1, "")
-    assert ask(cache, B) is None, "one of two has answered"
-    cache.encoded(number, 0, "")
+    assert ask(cache, B) is None
+    cache.encoded(cache.messages.pop().number, "")
     assert ask(cache, B) is not None
+
+
+def test_each_image_is_encoded_by_the_rank_with_the_least_to_do() -> None:
+    cache = EncoderCache(64, 2)
+    assert ask(cache, LONG, A, B, C, D) is not None
+    assert [message.rank for message in cache.messages] == [0, 1, 1, 0], "8 rows, then 4 each; two at a rank at once"
+    number = next(message.number for message in cache.messages if message.rank == 1)
+    cache.encoded(number, "")
+    assert cache.messages[-1].rank == 1
+
+
+def test_the_first_step_that_reads_an_image_has_the_other_ranks_receive_it() -> None:
+    cache = EncoderCache(16, 2)
+    first = hold(cache, at(A, 3), at(B, 9))
+    cache.advance(first, 3, 1)
+    assert cache.take_shares() == b"", "the chunk ends before it"
+    cache.advance(first, 5, 2)
+    assert ints(cache.take_shares(), 3) == [[0, 0, 4]], "though its last tokens come later"
+    cache.advance(first, 9, 3)
+    second = hold(cache, at(B, 0), at(A, 4))
+    cache.advance(second, 8, 3)
+    assert ints(cache.take_shares(), 3) == [[1, 4, 4]]
+    cache.advance(first, 13, 4)
+    assert cache.take_shares() == b"", "once is enough"
+    alone = EncoderCache(16, 1)
+    alone.advance(hold(alone, A), 4, 1)
+    assert alone.take_shares() == b""
 
 
 def test_few_are_sent_at_once_and_those_of_running_sequences_go_first() -> None:
@@ -159,9 +185,9 @@ def test_few_are_sent_at_once_and_those_of_running_sequences_go_first() -> None:
     cache.enter(running)
     assert [message.first_row for message in cache.messages] == firsts(cache, A, B)
     assert len(cache.messages) == ENCODES
-    cache.encoded(cache.messages[0].number, 0, "")
+    cache.encoded(cache.messages[0].number, "")
     assert cache.messages[-1].pixels == D.pixels
-    cache.encoded(cache.messages[1].number, 0, "")
+    cache.encoded(cache.messages[1].number, "")
     assert cache.messages[-1].pixels == C.pixels
 
 
@@ -173,7 +199,7 @@ def test_what_nobody_needs_any_more_is_not_encoded() -> None:
     cache.leave(gone, 0, 0)
     cache.begin_pass()
     for message in cache.messages[:ENCODES]:
-        cache.encoded(message.number, 0, "")
+        cache.encoded(message.number, "")
     assert len(cache.messages) == ENCODES
     assert cache.idle
 
@@ -227,13 +253,13 @@ def test_what_must_be_encoded_first_is_the_first_that_is_not() -> None:
     assert cache.awaited(sequence) == 3
     cache.enter(sequence)
     assert cache.awaited(sequence) == 3
-    cache.encoded(cache.messages[0].number, 0, "")
+    cache.encoded(cache.messages[0].number, "")
     assert cache.awaited(sequence) == 9
     assert cache.awaited(user()) == NEVER
 
 
-def test_an_error_of_any_executor_fails_all_who_need_the_image_once_all_have_answered() -> None:
-    cache = EncoderCache(16, 2)
+def test_an_image_that_cannot_be_encoded_fails_all_who_need_it() -> None:
+    cache = EncoderCache(16, 1)
     running, waiting, other = ask(cache, A), user(), user()
     assert running is not None
     cache.begin_pass()
@@ -241,9 +267,8 @@ def test_an_error_of_any_executor_fails_all_who_need_the_image_once_all_have_ans
     assert cache.ask(other, (B,))
     number = cache.messages[0].number
     assert cache.in_flight_sequences() == [running, waiting, other]
-    assert cache.encoded(number, 0, "no") == ([], ""), "the other one still writes"
-    assert cache.encoded(number, 1, "") == ([running, waiting], "no")
-    assert cache.encoded(number, 1, "no") == ([], ""), "it is of another epoch"
+    assert cache.encoded(number, "no") == [running, waiting]
+    assert cache.encoded(number, "no") == [], "it is of another epoch"
     cache.leave(running, 0, 0)
     cache.leave(waiting, 0, 0)
     assert firsts(cache, A) == [NOWHERE]
@@ -259,7 +284,7 @@ def test_new_executors_begin_with_empty_rows_and_new_numbers() -> None:
     cache.clear(8)
     assert cache.idle
     assert (cache.rows, cache.messages) == (8, [])
-    cache.encoded(2, 0, "")
+    cache.encoded(2, "")
     assert hold(cache, A)
     assert cache.statistics().encoded == 2
     assert cache._number == 3

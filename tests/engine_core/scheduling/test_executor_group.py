@@ -5,6 +5,7 @@ from msgspec import structs
 
 from penstock.engine_core.scheduling.executor_group import LOADS, MEMBERS_LIMIT, MISSING_LIMIT, ExecutorGroup
 from penstock.protocol.links import Hello, Role
+from penstock.protocol.messages import BlocksAddress
 from penstock.protocol.steps import ExecutorReady
 from penstock.services.links.link import Peer
 
@@ -151,6 +152,17 @@ def test_blocks_of_the_hosts_memory_are_those_of_every_member_that_has_any():
         )
     assert (group.host_blocks, group.disk_blocks) == (7, 14)
     assert [member.index for member in group.caching] == [0, 2]
+
+
+def test_addresses_stand_by_the_places_of_members():
+    group = ExecutorGroup(2, 0, 0.0)
+    address = BlocksAddress(b"agent", "cpu", 64, 8, 1, 2)
+    last = peer(5)
+    group.add(last, structs.replace(said(), address=address), 0.0)
+    group.add(peer(4), said(), 0.0)
+    assert group.addresses == group.room[-1] == (None, address)
+    group.add(last, said(), 0.0)
+    assert group.addresses == ()
 
 
 def complete(idle_timeout: float = 10.0, size: int = 1) -> tuple[ExecutorGroup[Peer], list[Peer]]:

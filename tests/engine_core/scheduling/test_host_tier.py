@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.engine_core.scheduling import host_tier
-from penstock.engine_core.scheduling.host_tier import PATIENCE
+from penstock.engine_core.scheduling.host_tier import PATIENCE, RETRY
 from penstock.protocol.messages import Finish
 from penstock.protocol.steps import BlocksCopied
 from tests.sim.adapters import GROUP
@@ -175,6 +175,21 @@ def test_how_fast_copies_are_is_measured(seconds: float) -> None:
     for executor in range(GROUP):
         made.scheduler.blocks_copied(BlocksCopied(fetch.number, seconds), executor, 0.0)
     assert host.block_seconds == seconds / 10
+
+
+def test_copies_that_were_slow_once_are_tried_again() -> None:
+    """One that a busy machine held up must not end fetching for good: nothing else measures it."""
+    made = evicted()
+    host = made.scheduler._state.kv.host
+    assert host is not None
+    host.position_seconds, host.block_seconds, host.measured = 1e-3, 1.0, made.now
+    ask(made, [*FIRST, 1])
+    assert stand(made).fetches == 0
+    for prompt in (SECOND, THIRD):
+        ask(made, prompt)
+    made.now += RETRY + 1
+    ask(made, [*FIRST, 2])
+    assert stand(made).fetches > 0
 
 
 def test_what_a_failed_sequence_computed_is_forgotten_here_too() -> None:

@@ -18,6 +18,7 @@ from penstock.engine_core.scheduling.validation import POISONED
 from penstock.protocol.images import Image, ImageEncoded
 from penstock.protocol.messages import Automaton, Finish, Pooling, Sampling
 from tests.sim.adapters import GROUP
+from tests.sim.executor import ints
 from tests.sim.idle import is_idle
 from tests.sim.images import PLACEHOLDER, REASON, Illustrated, picture
 from tests.sim.model import Nature, rollout
@@ -76,10 +77,12 @@ def test_a_prompt_runs_up_to_its_image_and_goes_on_when_that_is_encoded() -> Non
     assert tables(plan) == [[[3, 4, 0, 3, 1], [9, 2, 4, 3, 1]]]
     assert made.step() is None
     encoders = made.executor.encoders
-    for _ in range(2):
-        assert made.step() is None, "one of two executors has it"
-        encoders.say(made.scheduler, 0.0)
-    assert chunks(made.step()) == [(0, 3, 6, 0)]
+    assert made.step() is None, "nobody has it"
+    encoders.say(made.scheduler, 0.0)
+    plan = made.step()
+    assert chunks(plan) == [(0, 3, 6, 0)]
+    assert plan is not None
+    assert ints(plan.images, 3) == [[0, 0, 4]], "the other executor receives it"
     made.encode()
     assert chunks(made.step()) == [(0, 9, 3, 1)]
     made.run()
@@ -310,9 +313,8 @@ def test_a_new_group_encodes_anew() -> None:
     made = server()
     number = submit(made, *TEXT, (1, 4), 7, max_tokens=6)
     made.step()
-    made.executor.encoders.say(made.scheduler, 0.0)
     restarted(made)
-    made.scheduler.image_encoded(ImageEncoded(1), 1, 0.0)  # of the second one, which came late
+    made.scheduler.image_encoded(ImageEncoded(1), 0.0)  # of the old one, which came late
     assert chunks(made.step()) == [(0, 0, 3, 0)]
     assert made.step() is None, "nobody of the new group has encoded it"
     finish(made, number)
@@ -334,8 +336,8 @@ def test_a_picture_that_kills_executors_is_found_and_refused_and_another_is_not(
     made = server()
     killer, other = submit(made, (1, 4), 7), submit(made, *TEXT, (2, 4))
     for _ in range(3):
-        while not any(b"000001" in message.pixels for message, _ in made.executor.encoders.encoding.values()):
-            assert made.step() or made.executor.encoders.say(made.scheduler, 0.0)
+        made.step()
+        assert any(b"000001" in message.pixels for message in made.executor.encoders.encoding.values())
         restarted(made)
     made.deliver()
     seen = made.seen(killer)

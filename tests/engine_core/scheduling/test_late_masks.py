@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.engine_core.scheduling.mask_patience import FIRST, TRIAL
 from penstock.engine_core.scheduling.options import SpeculationOptions
 from penstock.protocol.messages import Automaton, Finish, Sampling
 from penstock.protocol.steps import choice_seed
@@ -107,14 +106,3 @@ def test_rows_alone_wait_for_their_masks_in_every_step() -> None:
 def test_masks_that_are_known_and_come_in_time_cost_no_row_a_step() -> None:
     beside = served(QUICK, 5.3, link=0.5)
     assert {max(gaps(stamps[:-NEAR])) for stamps in beside.stamps.values()} == {1}
-
-
-def test_free_rows_stop_waiting_for_masks_that_never_come_in_time() -> None:
-    """The messages take a step and a half: those that wait for them are half as fast."""
-    tokens = 400
-    beside = served(QUICK, 0.0, link=1.5, tokens=tokens, max_model_len=512, blocks=1024)
-    before, after = FIRST // 2, FIRST + TRIAL + 8
-    free = beside.stamps[1]
-    assert free[before] > 1.4 * before * FORWARD
-    assert set(gaps(free[after : after + FIRST // 2])) == {1}
-    assert max(gaps(beside.stamps[FREE + 1])) <= 3

@@ -109,6 +109,18 @@ def test_decoded_blocks_are_named_when_their_choice_leaves_even_if_their_turn_ha
     assert [server.seen(number).cached for number in again] == [4] * 100
 
 
+def test_decoded_blocks_are_found_while_their_choice_runs() -> None:
+    server = Server(replace(ROOMY, slots=4, budget=64, blocks=100))
+    number = server.submit(STEM, max_tokens=40)
+    for _ in range(16):
+        server.step()
+    tokens = [*STEM, *server.seen(number).tokens]
+    again = server.submit(tokens, max_tokens=1)
+    server.step()
+    assert server.scheduler.statistics().running == 1
+    assert server.seen(again).cached == (len(tokens) - 1) // 4 * 4
+
+
 def test_content_of_a_failed_sequence_is_not_found() -> None:
     server = Server()
     failed = server.submit(STEM, fails_at=1)

@@ -90,8 +90,10 @@ def one(token: int, finish: Finish = Finish.NONE) -> Rows:
 def test_a_late_call_gives_one_batch_with_everything_and_a_second_call_nothing() -> None:
     outbox = Outbox()
     for token in range(3 * MERGE_AT):
-        outbox.put(one(token))
-    outbox.put(end_row(5, 1, Finish.ABORT))
+        outbox.rows.append(one(token))
+        assert outbox.take(token, 0) == []
+        assert len(outbox.rows) < MERGE_AT, "what the link does not take is merged"
+    outbox.rows.append(end_row(5, 1, Finish.ABORT))
     (batch,) = outbox.take(9, 10)
     assert isinstance(batch, TokenBatch)
     assert np.frombuffer(batch.token_ids, np.int32).tolist() == list(range(3 * MERGE_AT))
@@ -106,7 +108,7 @@ def test_the_limit_is_kept_and_nothing_is_lost_by_it() -> None:
     refusals = [Rejected(id=number, status=400, message="no") for number in range(3)]
     for refusal in refusals:
         outbox.reject(refusal)
-    outbox.put(one(1, Finish.STOP))
+    outbox.rows.append(one(1, Finish.STOP))
     assert outbox.take(1, 0) == []
     assert outbox.take(1, 2) == refusals[:2]
     assert outbox.take(1, 1) == refusals[2:]
@@ -116,8 +118,8 @@ def test_the_limit_is_kept_and_nothing_is_lost_by_it() -> None:
 
 def test_an_error_travels_in_the_extra_of_its_row() -> None:
     outbox = Outbox()
-    outbox.put(one(1))
-    outbox.put(end_row(6, 0, Finish.ERROR, "broken"))
+    outbox.rows.append(one(1))
+    outbox.rows.append(end_row(6, 0, Finish.ERROR, "broken"))
     (batch,) = outbox.take(1, 1)
     assert isinstance(batch, TokenBatch)
     assert [(extra.row, extra.error) for extra in batch.extras] == [(1, "broken")]
@@ -125,8 +127,8 @@ def test_an_error_travels_in_the_extra_of_its_row() -> None:
 
 def test_what_became_of_drafts_is_told_with_the_last_row() -> None:
     outbox = Outbox()
-    outbox.put(one(1))
-    outbox.put(end_row(5, 1, Finish.ABORT, drafted=(3, 4)))
+    outbox.rows.append(one(1))
+    outbox.rows.append(end_row(5, 1, Finish.ABORT, drafted=(3, 4)))
     (batch,) = outbox.take(1, 1)
     assert isinstance(batch, TokenBatch)
     assert [(extra.row, extra.drafted, extra.error) for extra in batch.extras] == [(0, (3, 4), None)]

@@ -13,6 +13,7 @@ from penstock.engine_core.scheduling.peak_estimate import Forecast, PeakEstimate
 from penstock.engine_core.scheduling.request import Request, Sequence
 from penstock.engine_core.scheduling.running_batch import Slots
 from penstock.protocol.messages import Sampling, SubmitTokens
+from tests.engine_core.kv.test_block_layout import held
 
 RUNNING = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60), st.integers(0, 5)), max_size=12)
 
@@ -50,7 +51,7 @@ def test_windows_never_hold_more_than_the_peak(
     view = new_estimate(layout, columns[:, 0], columns[:, 1], nothing, 0)
     for moment in range(int(view.further.max(initial=0)) + 1):
         alive = [int(first + moment) for first, more, _ in columns if more >= moment]
-        assert sum(layout.held(count - 1, count) for count in alive) <= peak_blocks(view, size)
+        assert sum(held(layout, count - 1, count) for count in alive) <= peak_blocks(view, size)
 
 
 @given(RUNNING, st.integers(0, 9), st.integers(1, 9), st.tuples(st.integers(1, 60), st.integers(0, 60)))
@@ -110,7 +111,7 @@ def test_blocks_that_rejected_drafts_left_behind_are_held_now_and_not_needed_aga
     slots, forecast = Slots(2, BlockLayout(4)), Forecast(1.0)
     message = SubmitTokens(id=1, token_ids=b"", sampling=Sampling())
     choice = Sequence(Request(message, 0, 1, 3, 20, None, frozenset()), 0, (0, 1, 0), array("i", [1] * 5), [])
-    slot = slots.enter(choice, seals=False)
+    slot = slots.enter(choice)
     slots.num_computed_tokens[slot], slots.num_tokens[slot] = 4, 5
     slots.blocks.held[slot], slots.blocks.capacity[slot] = 4, 16  # room for positions 0..15, of which 5 are used
     view = forecast.estimate(slots, 4, 0)

@@ -24,7 +24,7 @@ def request(number: int = 1, prompt: tuple[int, ...] = (3, 4), **fields: object)
 
 
 def test_the_like_is_who_asks_for_the_same() -> None:
-    same = [request(), request(2), request(3, priority=7, cache_salt="another tenant", arrival=5.0)]
+    same = [request(), request(2), request(3, priority=7, cache_salt="another tenant")]
     assert len({signature(message) for message in same}) == 1
 
 

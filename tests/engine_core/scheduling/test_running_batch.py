@@ -7,7 +7,7 @@ import pytest
 
 from penstock.engine_core.kv.block_layout import BlockLayout
 from penstock.engine_core.scheduling.request import Request, Sequence
-from penstock.engine_core.scheduling.running_batch import NEVER, Slots, blocks_at_end, joined
+from penstock.engine_core.scheduling.running_batch import Slots, blocks_at_end, joined
 from penstock.protocol.messages import Sampling, SubmitTokens
 
 LAYOUT = BlockLayout(4)
@@ -23,7 +23,7 @@ def test_a_life_names_its_slot_and_is_never_used_again() -> None:
     slots, seen = Slots(3, LAYOUT), set()
     for number in range(20):
         one = choice(number)
-        slot = slots.enter(one, seals=True)
+        slot = slots.enter(one)
         assert one.life % 3 == slot
         assert one.life not in seen
         seen.add(one.life)
@@ -42,15 +42,14 @@ def test_the_last_token_needs_no_block(block_size: int, blocks: int) -> None:
 
 def test_a_life_begins_where_its_prefix_ends() -> None:
     slots = Slots(2, LAYOUT)
-    slot = slots.enter(choice(1, blocks=2), seals=False)
+    slot = slots.enter(choice(1, blocks=2))
     assert (slots.blocks.capacity[slot], slots.blocks.held[slot]) == (8, 2)
     assert (slots.num_computed_tokens[slot], slots.num_tokens[slot]) == (8, 3)
-    assert slots.blocks.cached[slot] == NEVER
 
 
 def test_the_lane_is_one_object_while_nobody_comes_or_goes() -> None:
     slots = Slots(4, LAYOUT)
-    places = [slots.enter(choice(number), seals=True) for number in (1, 2, 3)]
+    places = [slots.enter(choice(number)) for number in (1, 2, 3)]
     for slot in places:
         slots.set_ready(slot, True)
     lane = slots.decoding()
@@ -64,9 +63,27 @@ def test_the_lane_is_one_object_while_nobody_comes_or_goes() -> None:
     assert slots.decoding().slots.tolist() == [places[2]]
 
 
+def test_a_batch_knows_which_of_its_rows_have_left() -> None:
+    slots = Slots(4, LAYOUT)
+    ones = [choice(number) for number in (1, 2, 3)]
+    for one in ones:
+        slots.set_ready(slots.enter(one), True)
+    before = slots.decoding()
+    assert slots.kept(before).tolist() == [True] * 3
+    slots.pause(np.array([ones[1].slot]))
+    rest = slots.decoding()
+    slots.give(slots.leave(ones[1]))
+    slots.enter(choice(4))  # into the same slot
+    assert slots.kept(before).tolist() == [True, False, True]
+    assert slots.kept(rest).tolist() == [True, True]
+    assert slots.kept(joined(rest, slots.decoding())).tolist() == [True] * 4
+    assert slots.decoding().departures == slots.departures == 1, "its steps need not look at each row"
+    assert slots.running == 3
+
+
 def test_a_lane_over_several_sources_says_so() -> None:
     slots = Slots(4, LAYOUT)
-    places = [slots.enter(choice(number, source=number % 2), seals=True) for number in (1, 2, 4)]
+    places = [slots.enter(choice(number, source=number % 2)) for number in (1, 2, 4)]
     assert slots.batch(np.array(places)).source == -1
     even = slots.batch(np.array(places[1:]))
     assert even.source == 0
@@ -81,7 +98,7 @@ def test_a_lane_over_several_sources_says_so() -> None:
 def test_clear_wants_everybody_gone() -> None:
     slots = Slots(2, LAYOUT)
     one = choice(1)
-    slots.enter(one, seals=True)
+    slots.enter(one)
     with pytest.raises(AssertionError):
         slots.clear()
     slots.leave(one)

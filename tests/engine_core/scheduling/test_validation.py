@@ -101,7 +101,6 @@ def test_an_id_that_is_in_use_is_refused_and_the_first_goes_on() -> None:
     [
         {"cache_salt": "\ud800"},
         {"priority": -(2**31)},
-        {"arrival": float("nan")},
         {"sampling": Sampling(max_tokens=2**62, eos_token_ids=(-7, 2**31 - 1), stop_token_ids=(VOCAB,))},
     ],
 )

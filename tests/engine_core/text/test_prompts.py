@@ -51,10 +51,8 @@ def refused(**fields: Any) -> InvalidRequest:
 def test_what_the_scheduler_needs_is_carried_over() -> None:
     trace = TraceContext("00-1-2-01", "a=b")
     client = Client("tenant", "name")
-    made = prepare(
-        n=3, priority=-2, cache_salt="s", trace=trace, arrival=5.0, sampling=Sampling(seed=9), client=client
-    ).request
-    assert (made.id, made.n, made.priority, made.cache_salt, made.trace, made.arrival) == (1, 3, -2, "s", trace, 5.0)
+    made = prepare(n=3, priority=-2, cache_salt="s", trace=trace, sampling=Sampling(seed=9), client=client).request
+    assert (made.id, made.n, made.priority, made.cache_salt, made.trace) == (1, 3, -2, "s", trace)
     assert made.client == client
     assert made.sampling.seed == 9
     assert made.sampling.eos_token_ids == (4, 1)

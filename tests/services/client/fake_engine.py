@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import pytest
 
 from penstock.engine_core.folder import Generation
 from penstock.engine_core.histogram import Histogram
@@ -231,6 +232,14 @@ def request_context(
     return RequestContext(
         {**fields, "headers": list(headers), **scope}, receive, send, BodyBudget(options or ApiConfig())
     )
+
+
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """What winds the running loop's clock on by some seconds."""
+    loop, ahead = asyncio.get_running_loop(), [0.0]
+    real = loop.time
+    monkeypatch.setattr(loop, "time", lambda: real() + sum(ahead))
+    return ahead.append
 
 
 @asynccontextmanager

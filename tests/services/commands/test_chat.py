@@ -34,7 +34,7 @@ def test_fields_of_the_request(server: Server) -> None:
 @pytest.mark.parametrize(
     ("words", "key", "code", "said"),
     [
-        (("--set", "temperature=9"), "open", 1, "temperature: expected"),
+        (("--set", "temperature=9"), "open", 1, "temperature is 9; expected"),
         (("--set", "temperature"), "open", 2, "--set: 'temperature' is not allowed; it must be NAME=VALUE"),
         ((), "wrong", 1, "Incorrect API key provided"),
         (("--url", "http://127.0.0.1:1"), "open", 5, "http://127.0.0.1:1 cannot be reached"),
@@ -65,7 +65,7 @@ def test_a_conversation(server: Server) -> None:
         shown.until("Ctrl-C stops an answer", shown.type("/help\n"))
         shown.until("there is no such command", shown.type("/dance\n"))
         shown.type("/set temperature=9\n")
-        shown.until("temperature: expected", shown.type("Hello\n"))
+        shown.until("temperature is 9; expected", shown.type("Hello\n"))
         shown.type("/set temperature=0\n")
         shown.type("/system You are terse.\n")
         shown.until("= 585.", shown.type("What is\\\n128 + 457?\n"))
@@ -109,7 +109,7 @@ def test_pictures_go_with_the_next_question(tmp_path: Path, capsys: pytest.Captu
     for line in (f"/image {tmp_path}/a.png", f"/image {tmp_path}/b", "what?", "/retry", "and now?", "/image nowhere"):
         assert talk.take(line)
     parts = [
-        {"type": "image_url", "image_url": {"url": "data:image/png;base64,eA=="}},
+        {"type": "image_url", "image_url": {"url": "data:application/octet-stream;base64,eA=="}},
         {"type": "image_url", "image_url": {"url": "data:application/octet-stream;base64,eQ=="}},
         {"type": "text", "text": "what?"},
     ]

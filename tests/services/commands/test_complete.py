@@ -53,5 +53,5 @@ def test_a_model_is_started_and_ended(tmp_path: Path) -> None:
 def test_a_model_that_does_not_start_says_why() -> None:
     done = penstock("complete", "--kv-cache-memory", "1", "--log-level", "error", "-p", "Once")
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("penstock: --kv-cache-memory: '1' is not allowed")
+    assert done.stderr.splitlines()[-1].startswith("penstock: --kv-cache-memory: 1 is not allowed")
     assert done.stdout == ""

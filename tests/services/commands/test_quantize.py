@@ -31,6 +31,24 @@ def test_what_cannot_be_done_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     assert not (tmp_path / "twice").exists()
 
 
+def test_a_model_and_a_folder_are_needed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model alone is not the folder that a copy of the embedded one is written to."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["quantize", "Qwen/Qwen3-8B", "--device", "cpu"]) == ExitCode.CONFIG
+    assert "OUT: it is missing: `penstock quantize Qwen/Qwen3-8B OUT` writes" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert cli.main(["quantize", "penstock-demo", "out", "--device", "cpu"]) == ExitCode.ORDERLY
+    assert cli.main(["quantize", "--model", "penstock-demo", "again", "--device", "cpu"]) == ExitCode.ORDERLY
+
+
+def test_help_lists_what_it_uses() -> None:
+    flags = cli.parser_of("quantize").flags()
+    assert {"--model", "--revision", "--device", "--base-gpu-id", "--format"} <= set(flags)
+    assert {"--tensor-parallel-size", "--max-num-seqs", "--dtype"}.isdisjoint(flags)
+
+
 def test_the_table_has_a_line_a_layer() -> None:
     found = [Rounded("model.layers.0.mlp.up_proj", 1.0, 100.0), Rounded("model.layers.0.mlp.down_proj", 3.0, 300.0),
              Rounded("model.layers.11.mlp.up_proj", 16.0, 100.0)]  # fmt: skip

@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from penstock.engine_core.distributed import nixl
 from penstock.engine_core.execution.block_copies import BlockCopier
+from penstock.protocol.config import Config, LinksConfig
 from penstock.protocol.engine_config import ModelConfig
-from penstock.services.executor.prefill_memory import PrefillMemory, living
+from penstock.protocol.errors import ConfigError
+from penstock.protocol.links import HostAddress
+from penstock.services.executor.prefill_memory import PrefillMemory, choose_network, living, reach_hosts
 from tests.engine_core.execution.test_block_copies import CPU, HOST, memory
 
 MODEL = ModelConfig(data_parallel_size=3, prefill_replicas=2, tensor_parallel_size=2)
@@ -54,6 +59,45 @@ def test_a_new_executors_memory_takes_the_place_of_a_dead_ones(tmp_path: Path) -
     found.look()
     again.host.fill_(3)
     assert int(copier.others[0].blocks.min()) == 3
+
+
+def test_ucx_listens_where_the_schedulers_are_reached(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Unless there is RDMA, which has devices of other names, or the operator has chosen."""
+    found: dict[str, str] = {}
+    choose_network(HostAddress("127.0.0.1", 7000), found, tmp_path / "none")
+    assert found == {"UCX_NET_DEVICES": "lo"}
+    found = {"UCX_NET_DEVICES": "bond0"}
+    choose_network(HostAddress("127.0.0.1", 7000), found, tmp_path)
+    assert found == {"UCX_NET_DEVICES": "bond0"}
+    (tmp_path / "mlx5_0").touch()
+    found = {}
+    choose_network(HostAddress("127.0.0.1", 7000), found, tmp_path)
+    assert found == {}
+    assert not caplog.records
+    choose_network(HostAddress("nowhere.invalid", 7000), found, tmp_path / "none")
+    assert (found, [record.message for record in caplog.records]) == ({}, ["no_interface"])
+
+
+@pytest.mark.parametrize("index", [1, 5])
+def test_executors_are_reached_by_nixl_where_schedulers_have_an_address(
+    index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever shares its memory publishes it; whoever decodes reads others', of its own number in their groups."""
+    made = BlockCopier(memory(), HOST, CPU, label="cpu", shared=index < 4)
+    config = Config(model=MODEL)
+    reach_hosts(config, index, made)
+    assert (made.published, made.remote) == (None, None)
+    config = msgspec.structs.replace(config, links=LinksConfig(scheduler_address="tcp://127.0.0.1:1"))
+    monkeypatch.setenv("UCX_NET_DEVICES", "lo")
+    with monkeypatch.context() as without:
+        without.setattr(nixl, "MODULES", ("nixl_none",))
+        with pytest.raises(ConfigError, match=r"--prefill-replicas: 2 is not allowed; .* NIXL is not installed"):
+            reach_hosts(config, index, made)
+    if not nixl.installed():
+        pytest.skip(nixl.MISSING)
+    reach_hosts(config, index, made)
+    assert (made.published is not None, made.remote is not None, made.member) == (index < 4, index >= 4, 1)
+    assert (made.address is not None) == (index < 4)
 
 
 def test_what_cannot_be_mapped_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import select
 import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -139,7 +140,7 @@ def test_a_store_that_is_removed_at_this_moment_holds_nobody_up(tmp_path: Path, 
     store, _ = member_of(str(tmp_path / "group-0"), 1, 2)._find()
     stores(str(tmp_path / "group-0"))[0].unlink()
     with pytest.raises(RuntimeError):
-        threads.submit(store.check, ["generation"]).result(20.0)
+        threads.submit(store.check, ["generation"]).result(SECONDS)
 
 
 def test_what_a_killed_group_left_behind_misleads_nobody(tmp_path: Path, threads, stop: Told) -> None:
@@ -253,11 +254,19 @@ def test_a_member_that_ends_while_the_last_one_joins_is_in_no_generation(
 
 
 def test_a_second_process_of_a_member_waits_for_the_end_of_the_first(
-    where: str, threads: ThreadPoolExecutor, stop: Told
+    where: str, threads: ThreadPoolExecutor, stop: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    admit, admitted = Rendezvous._admit, threading.Event()
+
+    def tell(self: Rendezvous, member: int, record: Member) -> socket.socket | None:
+        link = admit(self, member, record)
+        admitted.set()
+        return link
+
+    monkeypatch.setattr(Rendezvous, "_admit", tell)
     first = start(threads, where, 0, 3, stop)
     before = start(threads, where, 1, 3, stop)
-    select.select([], [], [], 1.0)
+    assert admitted.wait(SECONDS)
     again = start(threads, where, 1, 3, stop)
     finish(first, before, start(threads, where, 2, 3, stop))
     assert not again.done()

@@ -43,7 +43,8 @@ def imported(pid: int) -> None:
 
 @contextmanager
 def told_meanwhile(notices: NoticeSocket) -> Iterator[list[Notice]]:
-    """What arrives, read at once: the kernel keeps ten datagrams, and drops what a long load sends beyond them."""
+    """What arrives, read at once: the kernel keeps ten datagrams, and drops what a load sends beyond them. Heartbeats,
+    which nobody has asked for, would be more."""
     told: list[Notice] = []
     over = threading.Event()
 
@@ -66,7 +67,7 @@ def test_one_process_sleeps_wakes_and_ends(context: zmq.Context[zmq.Socket[bytes
     run_dir = tmp_path / "run"
     run_dir.mkdir(mode=0o700)
     notices = NoticeSocket(tmp_path / "notify.sock")
-    process = spawn(run_dir, model, NOTIFY_SOCKET=str(notices.path), WATCHDOG_USEC=str(INTERVAL))
+    process = spawn(run_dir, model, NOTIFY_SOCKET=str(notices.path))
     try:
         scheduler = Scheduler(context, run_dir, shared_hash(model), 1)
         peer, _ = scheduler.wait(ExecutorReady)

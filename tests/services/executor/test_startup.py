@@ -179,6 +179,7 @@ def test_a_host_has_a_gpu_for_each_of_its_own_executors(
     taken: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(startup, "set_fp_fusion", lambda: True)  # which is a variable of the environment
     config = Config(model=ModelConfig(tensor_parallel_size=8), executor=ExecutorConfig(first_executor=first))
     assert take_device(config, index) == torch.device("cuda", gpu) == taken[0]
     with pytest.raises(ConfigError, match=f"this host's executor {7 - first}"):

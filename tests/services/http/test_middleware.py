@@ -111,6 +111,15 @@ async def test_a_wrong_path(path: str) -> None:
     assert parts.traffic.responses == {("other", 404): 1}  # paths of clients make no series
 
 
+async def test_what_nobody_may_ask_is_counted_under_its_route() -> None:
+    parts = app_state(FakeLink(silent), api_key="secret")
+    async with client(parts) as http:
+        assert (await http.post(CHAT, json=HELLO)).status_code == 401
+        assert (await http.get("/v1/models", headers={"origin": "https://example.org"})).status_code == 403
+        assert (await http.get("/secret")).status_code == 401
+    assert parts.traffic.responses == {(CHAT, 401): 1, ("/v1/models", 403): 1, ("other", 401): 1}
+
+
 @pytest.mark.parametrize(
     ("kind", "status"),
     [

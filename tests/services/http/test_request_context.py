@@ -26,6 +26,7 @@ from tests.services.client.fake_engine import (
     app_state,
     batch,
     client,
+    clock,
     request_context,
     silent,
     words,
@@ -49,14 +50,6 @@ def begins(port: FakeLink, message: Message) -> None:
     if isinstance(message, SubmitText):
         row = Row(text="so far", extra={"prompt_tokens": 3})
         asyncio.get_running_loop().call_soon(port.arrive, batch([(message.id, row)]))
-
-
-def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """What winds the running loop's clock on by some seconds."""
-    loop, ahead = asyncio.get_running_loop(), [0.0]
-    real = loop.time
-    monkeypatch.setattr(loop, "time", lambda: real() + sum(ahead))
-    return ahead.append
 
 
 def later(turns: int, act: Callable[[], object]) -> None:

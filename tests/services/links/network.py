@@ -4,6 +4,8 @@ has, and a proxy between them that breaks connections."""
 from __future__ import annotations
 
 import contextlib
+import os
+import secrets
 import selectors
 import socket
 import threading
@@ -25,6 +27,8 @@ from penstock.services.links.tcp import Network
 
 LIMIT = 60.0  # seconds that anything may take on a busy machine
 BACKLOG = 128
+PORTS = 12_000  # that somebody may listen at for good are below
+WORKERS = 16
 CHUNK = 1 << 16
 
 
@@ -222,12 +226,17 @@ class Proxy:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """One that nobody listens at now."""
+    """One that nobody has now, and that nobody gets who asks for any: below those that the kernel gives, and apart from
+    those of other workers. Source: ip(7), ip_local_port_range."""
+    given, _ = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    first, last = (PORTS, given) if given > 2 * PORTS else (50_000, 65_536)
+    share, worker = (last - first) // WORKERS, int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % WORKERS
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((host.strip("[]"), 0))
-        port: int = probe.getsockname()[1]
-        return port
+    while True:
+        port = first + worker * share + secrets.randbelow(share)
+        with socket.socket(family) as probe, contextlib.suppress(OSError):
+            probe.bind((host.strip("[]"), port))
+            return port
 
 
 def joined(arrivals: list[Arrival]) -> bool:

@@ -244,7 +244,7 @@ def test_data_from_a_stranger_is_answered_with_goodbye(wires: Wires) -> None:
     assert messages(wires.quietly(binder, lambda a: bool(messages(a)))) == [Abort(0)]  # no hello is behind it
     binder._peers.clear()  # as after a restart that the connector has not noticed
     connector.send(connector.peers[0], Abort(1))
-    assert binder.socket.poll(5000)
+    assert binder.socket.poll(60_000)
     assert binder.receive() == []
     assert messages(wires.quietly(connector, left)) == []
     wires.until(connector, joined)
@@ -253,10 +253,8 @@ def test_data_from_a_stranger_is_answered_with_goodbye(wires: Wires) -> None:
 
 def test_a_silent_peer_is_lost(wires: Wires) -> None:
     binder, connector = wires.bind(STRICT), wires.connect(STRICT)
-    for second in range(2000):
-        connector.tick(float(second))
-        if joined(binder.receive()):
-            break
+    while not joined(binder.receive()):
+        connector.tick(0.0)  # one hello, and none behind it
         binder.socket.poll(5)
     binder.tick(STRICT.silence + 1)
     assert Left("silent for 10 s") in [arrival.message for arrival in binder.receive()]
@@ -290,7 +288,7 @@ def test_a_hello_that_was_on_its_way_begins_no_session_for_the_data_behind_it(wi
     connector._say_hello()
     assert connector.send(connector.peers[0], Abort(1))
     binder._dismiss(first, "silent for 10 s", binder._arrivals)
-    assert binder.socket.poll(5000)
+    assert binder.socket.poll(60_000)
     found = wires.until(binder, left)
     heard = wires.until(connector, lambda a: left(a) and joined(a))
     found += wires.until(binder, lambda _: bool(binder.peers))
@@ -368,7 +366,7 @@ def test_a_killed_process_is_seen_by_its_descriptor(wires: Wires) -> None:
     )
     child = subprocess.Popen([sys.executable, "-c", script, str(wires.run_dir)], cwd=Path(__file__).parents[3])
     try:
-        binder.socket.poll(20000)
+        assert binder.socket.poll(60_000)
         wires.until(binder, joined)
         assert binder.peers[0].pid == child.pid
         child.kill()
@@ -386,13 +384,13 @@ def test_last_words_come_before_an_end_and_count_against_silence(wires: Wires, m
     assert connector.send(connector.peers[0], Abort(0))
     wires.quietly(binder, lambda a: bool(messages(a)))  # and whatever was on its way before it
     assert connector.send(connector.peers[0], Abort(1))
-    assert binder.socket.poll(20000)
+    assert binder.socket.poll(60_000)
     binder.tick(wires.now + 2 * STRICT.silence)
     assert messages(binder.receive()) == [Abort(1)]
     assert binder.peers
     monkeypatch.setattr(Peer, "exited", lambda peer: True)
     connector.close()
-    assert binder.socket.poll(20000)
+    assert binder.socket.poll(60_000)
     binder.tick(wires.now + 2 * STRICT.silence)
     assert [arrival.message for arrival in binder.receive()] == [Left("said goodbye")]
 
@@ -422,6 +420,8 @@ def test_a_process_elsewhere_that_lives_is_kept_and_not_drowned_in_words(wires: 
     """Its silence alone is what the link's limit is for; what is said to it has an end."""
     binder, connector = wires.bind(where=ELSEWHERE), wires.connect(where=ELSEWHERE)
     meet(wires, binder, connector)
+    assert connector.send(connector.peers[0], Abort(0))
+    wires.quietly(binder, lambda a: bool(messages(a)))  # and whatever was on its way before it
     peer = binder.peers[0]
     for _ in range(PROBES * 4):
         wires.now += HELLO_INTERVAL
@@ -505,13 +505,13 @@ async def test_watch_delivers_without_polling(tmp_path: Path) -> None:
     binder.start(echo)
     connector.start(keep)
     try:
-        await asyncio.wait_for(got.get(), 20)
+        await asyncio.wait_for(got.get(), 60)
         for k in range(3000):  # far beyond the window: credit returns while we go
             while not connector.send(connector.peers[0], Abort(k)):
-                await asyncio.wait_for(echoed.get(), 20)
+                await asyncio.wait_for(echoed.get(), 60)
         last = None
         while last is None or last.id != 2999:
-            last = await asyncio.wait_for(echoed.get(), 20)
+            last = await asyncio.wait_for(echoed.get(), 60)
             assert isinstance(last, Rejected)
     finally:
         connector.close()

@@ -9,10 +9,13 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import zmq
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.protocol.config import LinksConfig
 from penstock.protocol.errors import AddressError, ConfigError
@@ -21,7 +24,19 @@ from penstock.protocol.messages import Abort, Rejected
 from penstock.services.links import tcp
 from penstock.services.links.curve import new_keys, write_keys
 from penstock.services.links.link import RECONNECTED, UNREACHABLE, Arrival, Joined, Left, Link, Peer
-from penstock.services.links.tcp import Network, TcpConnection, network_of, numeric, resolved
+from penstock.services.links.tcp import (
+    CURVE,
+    DOMAIN,
+    VERSION,
+    Network,
+    TcpConnection,
+    authenticate,
+    network_of,
+    numeric,
+    reason_of,
+    resolved,
+    zap_reply,
+)
 from tests.services.links.network import LIMIT, Ends, Proxy, free_port, joined, left, messages, patient
 
 SMALL: LinkSpec = msgspec.structs.replace(TEXT, window=8, high_water=64, silence=0.0)
@@ -62,7 +77,6 @@ def test_messages_pass_both_ways_in_order(ends: Ends) -> None:
     answer = Rejected(id=3, status=400, message="no")
     assert binder.send(binder.peers[0], answer)
     assert messages(ends.until(connector, lambda a: bool(messages(a)))) == [answer]
-    assert binder.statistics().refused_handshakes == 0
 
 
 def test_the_connector_may_come_first(ends: Ends) -> None:
@@ -421,3 +435,94 @@ def test_plain_sockets_have_no_keys(tmp_path: Path) -> None:
     assert made.getsockopt(zmq.MAXMSGSIZE) == TEXT.max_bytes
     made.close()
     context.term()
+
+
+PUBLIC = b"p" * 32
+
+
+def question(**other: Any) -> list[bytes]:
+    parts = {
+        "version": VERSION, "request": b"7", "domain": DOMAIN, "address": b"10.0.0.1", "identity": b"i",
+        "mechanism": CURVE, "key": PUBLIC,
+    }  # fmt: skip
+    return list((parts | other).values())
+
+
+def test_who_shows_the_public_key_comes_in() -> None:
+    assert zap_reply(question(), PUBLIC) == [VERSION, b"7", b"200", b"", b"", b""]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"key": b"q" * 32},
+        {"key": b""},
+        {"key": PUBLIC + b"p"},
+        {"key": PUBLIC[:-1]},
+        {"mechanism": b"NULL"},
+        {"mechanism": b"PLAIN"},
+        {"domain": b"other"},
+        {"domain": b""},
+        {"version": b"2.0"},
+        {"more": PUBLIC},
+    ],
+)
+def test_nobody_else_does(other: dict[str, bytes]) -> None:
+    answer = zap_reply(question(**other), PUBLIC)
+    assert answer[1:3] == [b"7", b"400"]
+    assert PUBLIC not in answer
+
+
+def test_who_shows_nothing_does_not() -> None:
+    assert zap_reply(question()[:-1], PUBLIC)[2] == b"400"
+
+
+@given(st.binary(max_size=40))
+def test_of_all_keys_one_opens(key: bytes) -> None:
+    assert (zap_reply(question(key=key), PUBLIC)[2] == b"200") == (key == PUBLIC)
+
+
+def test_a_listener_of_no_admission_lets_nobody_in() -> None:
+    """Where no answer can come, the answer is no."""
+    keys, context = new_keys(), zmq.Context()
+    listener, caller = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
+    try:
+        for made in (listener, caller):
+            made.setsockopt(zmq.LINGER, 0)
+            made.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+            made.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+        listener.setsockopt(zmq.CURVE_SERVER, 1)
+        listener.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+        listener.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        port = listener.bind_to_random_port("tcp://127.0.0.1")
+        caller.setsockopt(zmq.CURVE_SERVERKEY, keys.public)
+        caller.setsockopt(zmq.RECONNECT_IVL, -1)
+        monitor = caller.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | tcp.ENDS)
+        caller.connect(f"tcp://127.0.0.1:{port}")
+        assert monitor.poll(60_000)
+        event, _ = tcp.EVENT.unpack(monitor.recv_multipart()[0])
+        assert event != zmq.EVENT_HANDSHAKE_SUCCEEDED
+        caller.disable_monitor()
+        monitor.close()
+    finally:
+        context.destroy(linger=0)
+
+
+@pytest.mark.parametrize(
+    ("event", "value", "reason"),
+    [
+        (zmq.EVENT_HANDSHAKE_FAILED_AUTH, 400, "it has other keys"),
+        (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC, "it has other keys"),
+        (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH, "it has no keys"),
+        (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.PROTOCOL_ERROR_ZMTP_UNSPECIFIED, "it spoke another protocol"),
+        (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, 11, "it did not end the handshake"),
+    ],
+)
+def test_why_a_handshake_failed(event: int, value: int, reason: str) -> None:
+    assert reason_of(event, value).startswith(reason)
+
+
+def test_authentication_ends_with_its_context() -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    authenticate(context, new_keys())
+    context.term()  # waits for every socket

@@ -33,9 +33,18 @@ def engine_process(run_dir: str, command: str) -> int:
     return found
 
 
-def gone(run_dir: str) -> None:
-    """Wait until nothing of an engine is left; an assertion fails when something stays."""
+def dead(run_dir: str) -> None:
+    """Wait until no process of an engine is left; an assertion fails when one stays."""
     deadline = time.monotonic() + LIMIT
-    while (left := engine_processes(run_dir)) or os.path.exists(run_dir):
-        assert time.monotonic() < deadline, left or run_dir
+    while left := engine_processes(run_dir):
+        assert time.monotonic() < deadline, left
+        select.select([], [], [], 0.02)
+
+
+def gone(run_dir: str) -> None:
+    """The same, and of its run directory."""
+    dead(run_dir)
+    deadline = time.monotonic() + LIMIT
+    while os.path.exists(run_dir):
+        assert time.monotonic() < deadline, run_dir
         select.select([], [], [], 0.02)

@@ -9,6 +9,7 @@ import os
 import runpy
 import signal
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import pytest_asyncio
 import penstock
 from penstock import AsyncLLM, LinkError, RequestOutput, RequestOutputKind, SamplingParams
 from penstock.protocol.errors import InvalidRequest
+from tests.e2e.chaos.faulty import slow
 from tests.services.llm.processes import LIMIT, engine_process, gone
 from tests.services.llm.test_examples import ASYNC, EXAMPLES
 
@@ -27,7 +29,7 @@ pytestmark = pytest.mark.asyncio(loop_scope=LOOP)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope=LOOP)
-async def engine() -> AsyncIterator[AsyncLLM]:
+async def engine(faults: Path) -> AsyncIterator[AsyncLLM]:
     async with AsyncLLM(max_num_seqs=8, tokenizer_processes=1) as llm:
         yield llm
 
@@ -36,11 +38,13 @@ async def collected(outputs: AsyncIterator[RequestOutput]) -> list[RequestOutput
     return [output async for output in outputs]
 
 
-async def test_a_stream_grows_to_the_whole(engine: AsyncLLM) -> None:
-    """Who is late gets several tokens at once, but hardly hundreds."""
+async def test_a_stream_grows_to_the_whole(engine: AsyncLLM, faults: Path) -> None:
+    """Who is late gets several tokens at once, so the first steps are slow."""
     long = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
-    outputs = await collected(engine.generate("Once upon a time", long))
-    assert len(outputs) > 2
+    stream = engine.generate("Once upon a time", long)
+    with slow(faults):
+        outputs = [await anext(stream) for _ in range(3)]
+    outputs += await collected(stream)
     texts = [output.outputs[0].text for output in outputs]
     assert all(after.startswith(before) for before, after in itertools.pairwise(texts))
     assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
@@ -152,24 +156,28 @@ async def test_tokens_and_text(engine: AsyncLLM) -> None:
     assert await engine.detokenize([]) == ""
 
 
-async def test_an_executor_that_dies_costs_time_and_the_engine_that_dies_an_error() -> None:
-    """What is asked of a dead engine gets the same error."""
+async def test_an_executor_that_dies_costs_time_and_the_engine_that_dies_an_error(
+    faults: Path,
+) -> None:
+    """What is asked of a dead engine gets the same error. Steps are slow where a request must not end before."""
     llm = AsyncLLM(max_num_seqs=2, tokenizer_processes=1, log_level="error")
     try:
         params = SamplingParams(max_tokens=400, ignore_eos=True, temperature=0.0)
         undisturbed = await collected(llm.generate("Once", params))
-        outputs = llm.generate("Once", params)
-        first = await anext(outputs)
         run_dir = str(llm._engine.launcher.directory)
-        os.kill(engine_process(run_dir, "executor"), signal.SIGKILL)
+        with slow(faults):
+            outputs = llm.generate("Once", params)
+            first = await anext(outputs)
+            os.kill(engine_process(run_dir, "executor"), signal.SIGKILL)
         assert len(first.outputs[0].token_ids) < 400
         again = await collected(outputs)
         assert again[-1].outputs[0].token_ids == undisturbed[-1].outputs[0].token_ids
-        outputs = llm.generate("Once", SamplingParams(max_tokens=4000, ignore_eos=True))
-        await anext(outputs)
-        os.kill(llm._engine.launcher.pid, signal.SIGKILL)
-        with pytest.raises(LinkError, match="did not say why"):
-            await collected(outputs)
+        with slow(faults):
+            outputs = llm.generate("Once", params)
+            await anext(outputs)
+            os.kill(llm._engine.launcher.pid, signal.SIGKILL)
+            with pytest.raises(LinkError, match="did not say why"):
+                await collected(outputs)
         with pytest.raises(LinkError):
             await collected(llm.generate("x", PARAMS))
     finally:

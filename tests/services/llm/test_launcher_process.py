@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.llm.processes import LIMIT, engine_process, engine_processes, gone
+from tests.services.llm.processes import LIMIT, dead, engine_process, engine_processes, gone
 
 ROOT = Path(__file__).resolve().parents[3]
 # No guard around the main part, and the engine is made by a thread that ends: both have ended engines of other makers.
@@ -80,6 +80,7 @@ def test_a_launcher_that_is_killed_leaves_nothing(program: subprocess.Popen[str]
     run_dir = program.stdout.readline().strip()
     launcher = engine_process(run_dir, "engine")
     os.kill(launcher, signal.SIGKILL)
+    dead(run_dir)
     _, said = program.communicate("generate\n", timeout=LIMIT)
     assert "the engine ended" in said
     gone(run_dir)

@@ -266,7 +266,7 @@ def test_nothing_runs_on_after_an_interrupt(llm: LLM, monkeypatch: pytest.Monkey
         llm.generate(["x"] * 20, SamplingParams(max_tokens=3000, ignore_eos=True), use_tqdm=False)
     monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", real)
     assert llm.generate("x", SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False)[0].finished
-    assert llm._engine.statistics().unfinished == 0
+    assert llm._engine.engine_client.statistics().unfinished == 0
 
 
 @pytest.fixture

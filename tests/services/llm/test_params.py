@@ -44,12 +44,11 @@ def test_values_arrive() -> None:
         n=2, temperature=0.5, stop=["a"], stop_token_ids=[3], logit_bias={7: -1.5}, bad_words=["b"], seed=9, logprobs=4,
         allowed_token_ids=[1, 2], ignore_eos=True, min_tokens=3, prompt_logprobs=1, max_tokens=None, speculative=False,
     )  # fmt: skip
-    found = as_completion(params, [1, 2])
+    found = as_completion(params)
     assert (found.n, found.temperature, found.stop, found.stop_token_ids) == (2, 0.5, ["a"], [3])
     assert (found.logit_bias, found.bad_words, found.seed, found.logprobs) == ({"7": -1.5}, ["b"], 9, 4)
     assert (found.allowed_token_ids, found.ignore_eos, found.min_tokens) == ([1, 2], True, 3)
     assert (found.prompt_logprobs, found.max_tokens, found.speculative) == (1, None, False)
-    assert found.prompt == [1, 2]
 
 
 def test_a_chat_has_its_own_names_for_logprobs() -> None:

@@ -6,6 +6,7 @@ import select
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from opentelemetry import trace
@@ -14,6 +15,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, Trace
 from penstock import LLM, AsyncLLM, ConfigError, SamplingParams
 from penstock.protocol.messages import TraceContext
 from penstock.services.tracing.otlp import OtlpTracer
+from tests.e2e.chaos.faulty import slow
 from tests.e2e.collector import Collector, Span, collecting
 from tests.services.tracing.tracing import PARENT, SAMPLED, TRACE
 
@@ -153,7 +155,7 @@ def test_a_wrong_variable_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
         LLM()
 
 
-async def test_streams_and_those_that_are_left(sink: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_and_those_that_are_left(sink: Collector, faults: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By OpenTelemetry's own variable, and told to the end when the engine is closed."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", sink.url)
     headers = {"TraceParent": f"00-{'d' * 32}-{PARENT}-01", "tracestate": "b=2"}
@@ -162,8 +164,9 @@ async def test_streams_and_those_that_are_left(sink: Collector, monkeypatch: pyt
             outputs = [output async for output in llm.generate("Once", PARAMS)]
         question = [{"role": "user", "content": "Hello"}]
         left = llm.chat(question, SamplingParams(max_tokens=3000, ignore_eos=True), "mine", trace_headers=headers)
-        await anext(left)
-        await left.aclose()
+        with slow(faults):
+            await anext(left)
+            await left.aclose()
     assert outputs[-1].finished
     (completion,), (chat,) = within_trace(sink, "8" * 32), within_trace(sink, "d" * 32)
     assert completion["parent"] == PARENT

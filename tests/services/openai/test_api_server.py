@@ -227,7 +227,7 @@ async def test_one_whose_launcher_is_killed_during_its_start_cleans_up(tmp_path:
     file, log = tmp_path / "pid", tmp_path / "api-0.log"
     launcher = await start(tmp_path, log, notify="", parent=("sh", "-c", LAUNCHER, str(file)))
     async with asyncio.timeout(LIMIT):
-        while not leftovers(tmp_path):
+        while not (leftovers(tmp_path) and file.exists() and file.read_text().strip()):
             assert launcher.returncode is None, log.read_text()
             await asyncio.sleep(0.002)
         over = asyncio.Event()

@@ -22,7 +22,7 @@ from penstock.protocol.messages import Finish, SubmitText, Tokenize
 from penstock.services.openai.images import PIECE, decoded
 from penstock.services.openai.schema import ImageURL
 from tests.e2e.scripted import Engine, scripted
-from tests.services.client.fake_engine import FakeLink, Row, answering, app_state, client, words
+from tests.services.client.fake_engine import LIMIT, FakeLink, Row, answering, app_state, client, words
 from tests.services.openai.shapes import check_error
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -153,7 +153,7 @@ async def test_a_response_that_goes_on_from_one_with_images(background: bool) ->
     second = {"role": "user", "content": [{"type": "input_image", "image_url": data(TWO)}]}
     async with client(app) as http:
         made = (await http.post(RESPONSES, json={"input": [first], "background": background})).json()
-        await app.background.ended(10)
+        await app.background.ended(LIMIT)
         items = (await http.get(f"{RESPONSES}/{made['id']}/input_items")).json()["data"]
         body = {"input": [second], "previous_response_id": made["id"]}
         again = await http.post(RESPONSES, json=body)
@@ -251,6 +251,43 @@ async def test_urls_that_are_refused(url: str, told: str) -> None:
     assert param == "messages[0].content[0].image_url.url"
     assert message.startswith(param)
     assert told in message
+
+
+STARTS = {"png": b"\x89PNG\r\n\x1a\n" + ONE, "jpeg": b"\xff\xd8\xff" + ONE, "webp": b"RIFF\0\0\0\0WEBP" + ONE}
+
+
+@pytest.mark.parametrize(
+    ("kind", "format", "right"),
+    [
+        ("image/png", "png", True), ("image/x-png", "png", True), ("IMAGE/PNG", "png", True), ("image/*", "jpeg", True),
+        ("image/jpeg", "jpeg", True), ("image/jpg", "jpeg", True), ("image/webp", "webp", True), ("", "jpeg", True),
+        ("image/png;charset=x", "png", True), ("application/octet-stream", "jpeg", True),
+        ("image/jpeg", "png", False), ("image/png", "jpeg", False), ("image/png", "webp", False),
+        ("image/gif", "webp", False), ("image/svg+xml", "png", False),
+    ],
+)  # fmt: skip
+async def test_an_image_is_what_its_media_type_says(kind: str, format: str, right: bool) -> None:
+    image = STARTS[format]
+    url = data(image, kind)
+    parts = {"input_image": {"type": "input_image", "image_url": url}, "url": {"type": "url", "url": url}}
+    base = {"type": "base64", "media_type": kind, "data": base64.b64encode(image).decode()}
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        (CHAT, part(type="image_url", image_url={"url": url}), "messages[0].content[0].image_url.url"),
+        (RESPONSES, {"input": [{"role": "user", "content": [parts["input_image"]]}]}, "input[0].content[0].image_url"),
+        (MESSAGES, source(**parts["url"]), "messages[0].content[0].source.url"),
+    ]
+    if kind and ";" not in kind:
+        cases.append((MESSAGES, source(**base), "messages[0].content[0].source.data"))
+    told = f"its media type is {kind.lower()!r}, but it is a {'WebP' if format == 'webp' else format.upper()}"
+    for path, body, param in cases:
+        app, port = sees()
+        async with client(app) as http:
+            found = await http.post(path, json=body)
+        assert found.status_code == (200 if right else 400), found.text
+        assert len(port.of(SubmitText)) == right
+        assert app.traffic.images.refused == ({} if right else {"media_type": 1})
+        if not right:
+            assert found.json()["error"]["message"] == f"{param}: {told} (image/{format})"
 
 
 def source(**fields: Any) -> dict[str, Any]:

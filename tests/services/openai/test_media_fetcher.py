@@ -66,13 +66,13 @@ async def test_the_next_address_is_tried_where_one_does_not_answer() -> None:
 
     server = await asyncio.start_server(hold, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    pinned = Pinned(["127.0.0.2", "127.0.0.1"], 5.0)
+    pinned = Pinned(["127.0.0.2", "127.0.0.1"], LIMIT)
     stream = await pinned.connect_tcp("whatever.example", port)
     assert stream.get_extra_info("server_addr")[0] == "127.0.0.1"
     await pinned.aclose()
     server.close()
     with pytest.raises(httpcore2.ConnectError):
-        await Pinned(["127.0.0.2"], 5.0).connect_tcp("whatever.example", port)
+        await Pinned(["127.0.0.2"], LIMIT).connect_tcp("whatever.example", port)
 
 
 async def test_a_connection_whose_handshake_never_ends_is_closed() -> None:

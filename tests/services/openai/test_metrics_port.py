@@ -34,8 +34,9 @@ async def test_monitoring_needs_no_key_at_its_own_port(tmp_path: Path) -> None:
                 for path in ("/metrics", "/version", "/health", "/v1/models"):
                     assert (await http.get(process.url + path)).status_code == 401, path
                     assert (await http.get(process.url + path, headers=KEY)).status_code == 200, path
-                for path in ("/v1/models", "/openapi.json", "/tokenizer_info", "/"):
-                    assert (await http.get(monitoring + path, headers=KEY)).status_code == 404, path
+                for path in ("/v1/models", "/openapi.json", "/tokenizer_info", "/", "/other"):
+                    for headers in (KEY, {}):
+                        assert (await http.get(monitoring + path, headers=headers)).status_code == 404, path
                 chat = await http.post(monitoring + "/v1/chat/completions", json={"messages": []}, headers=KEY)
                 assert chat.status_code == 404
                 rebound = await http.get(monitoring + "/metrics", headers={"host": "evil.example"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -98,6 +99,21 @@ async def test_what_is_told() -> None:
     assert (await asked(FakeLink(state), "/get_weight_version", "GET"))[1] == {"weight_version": "4"}
     assert (await asked(FakeLink(state), "/model_info", "GET"))[1] == {"model_path": "demo", "weight_version": "4"}
     assert (await asked(FakeLink(state), "/flush_cache", "GET"))[1] == "Cache flushed.\n"
+
+
+@pytest.mark.parametrize(("together", "experts"), [(False, 1), (True, 2)])
+async def test_a_trainer_learns_how_many_executors_there_are(together: bool, experts: int) -> None:
+    app = app_state(FakeLink(answering()), admin_address="unix:/none")
+    sizes = {"tensor_parallel_size": 2, "pipeline_parallel_size": 3, "data_parallel_size": 4}
+    model = msgspec.structs.replace(app.config.model, **sizes, expert_parallel=together)
+    app = dataclasses.replace(app, config=msgspec.structs.replace(app.config, model=model))
+    async with client(app, served=operator_application) as http:
+        found = (await http.get("/server_info")).json()
+        assert (await http.get("/get_world_size")).json() == {"world_size": 24}
+    assert found == {
+        "model_path": "demo", "tp_size": 2, "pp_size": 3, "dp_size": 4, "ep_size": experts, "num_gpus": 24,
+        "enable_memory_saver": False,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

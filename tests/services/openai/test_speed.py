@@ -18,6 +18,7 @@ from penstock.services.openai.answers import Identity
 from penstock.services.openai.generation import attended, stream
 from penstock.services.openai.sse import SSEEncoder
 from tests.services.client.fake_engine import FakeLink, app_state, request_context, silent
+from tests.speed import slowness
 
 STREAMS = 256
 STEPS = 60
@@ -93,9 +94,9 @@ async def run() -> tuple[float, int]:
 
 
 async def test_a_process_makes_more_frames_than_a_gpu_makes_tokens() -> None:
-    rates = []
-    while not rates or (rates[-1] <= TARGET and len(rates) < 10):  # what shares the cores costs time of them as well
+    target, rates = TARGET / slowness(), []
+    while not rates or (rates[-1] <= target and len(rates) < 10):  # what shares the cores costs time of them as well
         rate, sent = await run()
         rates.append(rate)
         assert sent > STREAMS * (STEPS + 2) * 100
-    assert max(rates) > TARGET
+    assert max(rates) > target

@@ -185,5 +185,26 @@ async def test_an_empty_body_and_a_bound_of_the_operators_are_called_so() -> Non
         empty = await http.post("/v1/completions", headers={"content-type": "application/json"})
         many = await http.post("/v1/completions", json={"prompt": "a", "n": 100_000})
     assert empty.json()["error"]["message"] == "the body is empty"
-    assert many.json()["error"]["message"] == "n: expected `int` <= 1024, the most that --max-n can allow"
+    assert many.json()["error"]["message"] == "n is 100000; expected `int` <= 1024, the most that --max-n can allow"
     assert many.json()["error"]["param"] == "n"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("/v1/completions", {"prompt": "a", "temperature": 3}, "temperature is 3; expected `float` <= 2.0"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": -1}, "max_tokens is -1; expected `int` >= "),
+        ("/v1/completions", {"prompt": "a", "seed": 10**60}, "seed is 100000000000000000000000…; "),
+        ("/v1/completions", {"prompt": "a", "stop": "x" * 600}, "stop: expected `str` of length <= 512"),
+        ("/v1/completions", {"prompt": "a", "stop_token_ids": [5, -1]}, "stop_token_ids[1] is -1; expected `int` >= 0"),
+        ("/v1/chat/completions", {"messages": [], "logit_bias": {"5": 1000}}, "logit_bias"),
+        ("/tokenize", {"messages": [{"role": 7}]}, "messages[0].role: expected `str`"),
+    ],
+)
+async def test_a_number_that_is_out_of_bounds_is_named(path: str, body: dict[str, Any], told: str) -> None:
+    async with client(app_state(FakeLink(silent))) as http:
+        answer = await http.post(path, json=body)
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert message.startswith(told)
+    assert "--max-stop-strings" not in message  # which bounds how many there are

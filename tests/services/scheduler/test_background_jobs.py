@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import select
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
+from penstock.services.scheduler import background_jobs
 from penstock.services.scheduler.background_jobs import BackgroundJobs
 
 
@@ -32,6 +36,44 @@ def test_what_is_done_is_collected_once_and_the_descriptor_tells() -> None:
     finally:
         gate.set()
         aside.close()
+
+
+def test_one_that_is_done_and_has_not_told_yet_is_collected_when_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its word would come when nothing runs: nobody would read it, and the loop's poll would never sleep."""
+    aside: BackgroundJobs[str, int] = BackgroundJobs(ThreadPoolExecutor(2))
+    begun, late, gate, tell = threading.Event(), threading.Event(), threading.Event(), os.eventfd_write
+
+    def telling(descriptor: int, value: int) -> None:
+        if begun.is_set():
+            late.set()
+            gate.wait()
+        tell(descriptor, value)
+
+    monkeypatch.setattr(background_jobs.os, "eventfd_write", telling)
+    try:
+        aside.start("told", lambda: 1)
+        aside.start("late", lambda: begun.wait() and 2)
+        assert select.select([aside.fileno()], [], [], 60)[0]
+        begun.set()
+        assert late.wait(60)
+        assert [key for key, _ in aside.collect()] == ["told"]
+        gate.set()
+        assert select.select([aside.fileno()], [], [], 60)[0]
+        assert [key for key, _ in aside.collect()] == ["late"]
+        assert not readable(aside)
+    finally:
+        begun.set()
+        gate.set()
+        aside.close()
+
+
+def test_closing_twice_closes_nobody_elses_descriptor() -> None:
+    aside: BackgroundJobs[str, int] = BackgroundJobs(ThreadPoolExecutor(1))
+    aside.close()
+    reader, writer = os.pipe()  # one of them has the number
+    aside.close()
+    os.close(reader)
+    os.close(writer)
 
 
 def test_the_loop_may_wait_a_moment_for_what_runs() -> None:

@@ -99,6 +99,7 @@ class Scene:
             self.iterate()
 
     def submit(self, number: int, max_tokens: int = 4) -> None:
+        self.until(lambda: self.tokens.peers)  # the scheduler may be ready before the tokenizer's link is
         (peer,) = self.tokens.peers
         ids = np.arange(10, dtype=np.int32).tobytes()
         assert self.tokens.send(peer, SubmitTokens(id=number, token_ids=ids, sampling=Sampling(max_tokens=max_tokens)))

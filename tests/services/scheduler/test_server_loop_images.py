@@ -1,4 +1,4 @@
-"""Images between the scheduler and executors of the first stage: who gets them, who answers, and when they are sent."""
+"""Images between the scheduler and executors of the first stage: who encodes them, who receives what, and when."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Group:
         self.tokens, self.steps = FakePort(Role.TOKENIZER), FakePort(Role.EXECUTOR)
         config = Config(
             model=ModelConfig(
-                max_num_seqs=4, max_num_batched_tokens=64, tensor_parallel_size=2, pipeline_parallel_size=2
+                max_num_seqs=8, max_num_batched_tokens=64, tensor_parallel_size=2, pipeline_parallel_size=2
             )
         )
         facts = ModelFacts(256, 4096, vision=spec)
@@ -70,9 +70,8 @@ class Group:
         """Numbers of the images that each executor was asked for since."""
         return [[message.number for message in self.steps.take(EncodeImage, one.peer)] for one in self.executors]
 
-    def encoded(self, number: int, error: str = "") -> None:
-        for executor in self.executors[:2]:
-            self.steps.arrives(executor.peer, ImageEncoded(number, error))
+    def encoded(self, number: int, rank: int, error: str = "") -> None:
+        self.steps.arrives(self.executors[rank].peer, ImageEncoded(number, error))
         self.iterate()
 
     def run(self) -> Transcript:
@@ -86,15 +85,19 @@ class Group:
         return self.transcript
 
 
-def test_the_first_stage_encodes_and_each_of_it_answers() -> None:
+def test_a_rank_of_the_first_stage_encodes_and_the_others_receive_the_rows() -> None:
     group = Group()
     group.ready()
     group.submit(1, picture=1)
     group.iterate()
-    assert group.asked() == [[1], [1], [], []]
+    assert group.asked() == [[1], [], [], []]
     status = group.loop.status(group.now, group.now)
     assert (status.encoder_rows, status.encoder_rows_held, status.images_encoded) == (64, ROWS, 0)
-    group.encoded(1)
+    group.encoded(1, rank=0)
+    plans = [executor.collect() for executor in group.executors]
+    assert [[plan.images for plan in each if plan.images] for each in plans] == [[share(0, 0)]] * 4
+    for plan in plans[2]:
+        group.executors[2].answer(plan)
     assert group.run().tokens.keys() == {1}
     assert group.loop.status(group.now, group.now).images_encoded == 1
     group.submit(2, picture=1)
@@ -104,27 +107,36 @@ def test_the_first_stage_encodes_and_each_of_it_answers() -> None:
     assert group.loop.status(group.now, group.now).image_hits == 1
 
 
+def share(rank: int, first: int) -> bytes:
+    return np.array((rank, first, ROWS), np.int32).tobytes()
+
+
 def test_the_next_image_is_sent_as_soon_as_one_is_encoded() -> None:
     group = Group()
     group.ready()
-    for number in range(1, 4):
+    group.executors[2].peer.credit = WINDOW
+    for number in range(1, 5):
         group.submit(number, picture=number)
     group.iterate()
-    assert group.asked()[0] == [1, 2]
-    group.encoded(1)
-    assert group.asked()[0] == [3], "though steps are in flight"
+    assert group.asked() == [[1, 3], [2, 4], [], []]
+    for number in range(5, 7):
+        group.submit(number, picture=number)
+    group.iterate()
+    assert group.asked() == [[], [], [], []], "no executor has more than two"
+    group.encoded(2, rank=1)
+    assert group.asked()[1] == [5], "though steps are in flight"
 
 
 def test_images_leave_room_on_the_link_for_steps() -> None:
     group = Group()
     group.ready()
-    group.executors[1].peer.credit = RESERVED + 1
+    group.executors[0].peer.credit = RESERVED + 1
     group.submit(1, picture=1)
     group.iterate()
     assert group.asked() == [[], [], [], []], "the plan took one"
-    group.executors[1].peer.credit = RESERVED + 1
+    group.executors[0].peer.credit = RESERVED + 1
     group.iterate()
-    assert group.asked() == [[1], [1], [], []]
+    assert group.asked() == [[1], [], [], []]
 
 
 def test_an_image_that_cannot_be_encoded_ends_its_request(caplog: pytest.LogCaptureFixture) -> None:
@@ -132,7 +144,7 @@ def test_an_image_that_cannot_be_encoded_ends_its_request(caplog: pytest.LogCapt
     group.ready()
     group.submit(1, picture=1)
     group.iterate()
-    group.encoded(1, "out of memory")
+    group.encoded(1, 0, "out of memory")
     assert "image_failed" in caplog.text
     assert group.run().errors == ["an image of the request cannot be encoded: out of memory"]
 
@@ -149,13 +161,13 @@ def test_a_new_group_has_the_rows_that_it_says() -> None:
     group.iterate()
     assert group.loop.status(group.now, group.now).encoder_rows == 32
     assert group.asked()[0] == [2], "it is encoded anew"
-    group.encoded(2)
+    group.encoded(2, rank=0)
     assert group.run().tokens.keys() == {1}
 
 
 def test_steps_without_room_for_a_whole_image_end_the_start() -> None:
     whole = msgspec.structs.replace(SPEC, mutual=True, pooled=62)
-    with pytest.raises(ConfigError, match=r"62 tokens of an image, beside up to 3 others .* it must be at least 65"):
+    with pytest.raises(ConfigError, match=r"62 tokens of an image, beside up to 7 others .* it must be at least 69"):
         Group(whole).ready()
-    Group(msgspec.structs.replace(whole, pooled=61)).ready()
+    Group(msgspec.structs.replace(whole, pooled=57)).ready()
     Group(whole, rows=0).ready()  # the encoder is not loaded

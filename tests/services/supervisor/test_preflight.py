@@ -20,12 +20,14 @@ from penstock.services.supervisor.preflight import (
     check_api,
     check_folder,
     check_kept,
+    check_store,
     checked,
     has_template,
     rank_bytes,
     resolved,
 )
 from tests.model_folder import linked
+from tests.services.executor.mooncake import fake_mooncake
 
 
 def test_the_models_folder_and_name_are_filled_in(tmp_path: Path) -> None:
@@ -87,11 +89,29 @@ def test_the_hosts_memory_is_checked_before_anything_starts(monkeypatch: pytest.
         checked(config, parts_of(config))
 
 
+def test_the_same_bits_on_a_cpu_are_refused_before_anything_starts() -> None:
+    config = served(keep=False, device="cpu")
+    model = msgspec.structs.replace(config.model, batch_invariant=True)
+    with pytest.raises(ConfigError, match="--batch-invariant: True is not allowed; it needs a GPU"):
+        checked(msgspec.structs.replace(config, model=model), parts_of(config))
+
+
 def test_a_folder_of_blocks_is_made(tmp_path: Path) -> None:
     check_folder("")
     check_folder(str(tmp_path / "kv"))
     check_folder(str(tmp_path / "kv"))
     assert (tmp_path / "kv").stat().st_mode & 0o777 == 0o700
+
+
+def test_the_library_of_a_store_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_store("")
+    with fake_mooncake(tmp_path) as mooncake:
+        check_store(mooncake.url)
+        (tmp_path / "mooncake").mkdir()
+        (tmp_path / "mooncake" / "store.py").write_text("raise ImportError('libibverbs.so.1: cannot open')")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        with pytest.raises(ConfigError, match=r"--kv-store.*libibverbs.so.1: cannot open.*pip install"):
+            check_store(mooncake.url)
 
 
 def test_one_that_cannot_be_is_refused(tmp_path: Path) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from penstock.engine_core.distributed import nixl
 from penstock.protocol.config import ApiConfig, Config, LinksConfig, RunConfig, TokenizerConfig
 from penstock.protocol.engine_config import ExecutorConfig, ModelConfig
 from penstock.protocol.errors import AddressError, ConfigError
 from penstock.protocol.links import Role
 from penstock.protocol.parts import parts_of
 from penstock.services.links.curve import new_keys, write_keys
-from penstock.services.supervisor.preflight import check_topology, elsewhere, executor_config, listening
+from penstock.services.supervisor.preflight import check_nixl, check_topology, elsewhere, executor_config, listening
 
 
 @pytest.fixture
@@ -56,6 +58,23 @@ def test_binders_listen_on_their_own_host_alone() -> None:
     assert heard(configured("scheduler:1,executor:2", **given)) == [
         "--scheduler-address tcp://h:7002", "--scheduler-address tcp://h:7003", "--rendezvous tcp://h:29501",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("address", ["tcp://h:7000", ""])
+def test_blocks_between_hosts_need_nixl_where_executors_are(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configured(replicas=2, scheduler_address=address)
+    check_nixl(config)
+    config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, prefill_replicas=1))
+    monkeypatch.setattr(nixl, "MODULES", ("nixl_none",))
+    if not address:
+        check_nixl(config)
+        return
+    with pytest.raises(ConfigError) as refused:
+        check_nixl(config)
+    assert str(refused.value) == (
+        "--prefill-replicas: 1 is not allowed; with --scheduler-address KV blocks go between hosts by NIXL, and NIXL "
+        "is not installed: pip install 'penstock[nixl]'"
+    )
 
 
 def test_an_executor_alone_meets_nobody() -> None:

@@ -17,12 +17,13 @@ def again(line: str) -> PenstockError:
     [
         ModelError("config.json is missing"), LinkError("start both\nfrom the same release"),
         ConfigError("--dtype", "float8", "it must be one of float32"), AddressError("--port", 80, "it is taken"),
+        ConfigError("--batch-invariant", True, "it needs a GPU"), ConfigError("--tune", None, "there is nothing"),
     ],
 )  # fmt: skip
 def test_the_error_comes_back_as_it_was(error: PenstockError) -> None:
     found = again(error_line(error))
     assert type(found) is type(error)
-    assert str(found).replace("'80'", "80") == str(error)
+    assert str(found) == str(error)
 
 
 def test_a_long_message_stays_one_notice() -> None:

@@ -68,6 +68,16 @@ def test_what_is_told_comes_at_once_with_all_before_it_and_a_status_once(tmp_pat
     listener.close()
 
 
+def test_who_is_ready_is_watched_from_then_on(tmp_path: Path) -> None:
+    """A process may hang between its readiness and the first look at the clock."""
+    listener = NoticeSocket(tmp_path / "notify.sock")
+    heartbeat = Heartbeat({"NOTIFY_SOCKET": str(listener.path), "WATCHDOG_USEC": "8000000"})
+    heartbeat.tell("X_PENSTOCK_URL=http://here")
+    heartbeat.tell("READY=1", "STATUS=serving")
+    assert [notice.fields.get("WATCHDOG") for notice in listener.receive()] == [None, "1"]
+    listener.close()
+
+
 async def test_a_loop_beats_as_long_as_it_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listener = NoticeSocket(tmp_path / "notify.sock")
     heartbeat = Heartbeat({"NOTIFY_SOCKET": str(listener.path), "WATCHDOG_USEC": "40000"})

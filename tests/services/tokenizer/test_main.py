@@ -39,7 +39,7 @@ from penstock.protocol.outputs import TextBatch, TokenBatch
 from penstock.services.links.handshake import Identity
 from penstock.services.links.link import Link
 from penstock.services.supervisor.sd_notify import NoticeSocket
-from penstock.services.tokenizer.main import image_decoder, placement_of
+from penstock.services.tokenizer.main import image_decoder, placement_of, read_frontend, read_vocabulary
 from tests.engine_core.text.sighted import FAMILIES
 from tests.engine_core.tokenizer.vocabularies import tokenizer, write_folder
 
@@ -122,8 +122,7 @@ def tokens(request_id: int, token_ids: list[int], finish: Finish = Finish.NONE) 
 
 def test_a_request_there_and_back(stage: Stage) -> None:
     stage.until(lambda: bool(stage.api.peers and stage.scheduler.peers))
-    notices = stage.notices.receive()
-    assert any(notice.ready for notice in notices)
+    stage.until(lambda: any(notice.ready for notice in stage.notices.receive()))
     library = tokenizer("byte_level")
     stage.say(STATUS)
     assert stage.take(stage.at_api, EngineStatus) == STATUS
@@ -164,15 +163,14 @@ def test_a_request_there_and_back(stage: Stage) -> None:
 
 
 def test_long_prompts_neighbours_and_the_end(stage: Stage) -> None:
-    """A long prompt goes through a thread, an abort of one wins, and the next scheduler gets what a lost one had."""
+    """A long prompt goes through a thread, and the next scheduler gets what a lost one had."""
     stage.until(lambda: bool(stage.api.peers and stage.scheduler.peers))
     stage.ask(SubmitText(id=1, prompt="one two " * 20_000, sampling=Sampling()))
     rejected = stage.take(stage.at_api, Rejected)
     assert (rejected.id, rejected.status, rejected.code) == (1, 400, "context_length_exceeded")
     stage.ask(SubmitText(id=2, prompt="one two " * 520, sampling=Sampling()))  # not refused at sight
-    stage.ask(Abort(2))
-    ended = stage.take(stage.at_api, TextBatch)
-    assert (unpack("q", ended.ids), ended.finish) == ([2], bytes([Finish.ABORT]))
+    rejected = stage.take(stage.at_api, Rejected)
+    assert (rejected.id, rejected.status, rejected.code) == (2, 400, "context_length_exceeded")
     stage.say(STATUS)
     stage.ask(SubmitText(id=3, prompt="one", sampling=Sampling()))
     stage.take(stage.at_scheduler, SubmitTokens)
@@ -190,6 +188,15 @@ def test_long_prompts_neighbours_and_the_end(stage: Stage) -> None:
     stage.say(tokens(3, [], Finish.ABORT))
     stage.process.send_signal(signal.SIGTERM)
     assert stage.process.wait(DEADLINE) == 0
+
+
+def test_options_of_templates_reach_the_frontend(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "model")
+    given = {"split_special_tokens": False, "default_chat_template_kwargs": '{"enable_thinking": false}'}
+    for tokenizer_options, split, thinks in (({}, True, None), (given, False, False)):
+        config = Config(model=ModelConfig(model=str(folder)), tokenizer=TokenizerConfig(**tokenizer_options))
+        _, found = read_frontend(config, folder, read_vocabulary(folder))
+        assert (found.controls is not None, found.names.get("enable_thinking")) == (split, thinks)
 
 
 def test_neither_torch_nor_transformers_is_imported(tmp_path: Path) -> None:

@@ -88,10 +88,10 @@ async def test_a_request_waits_for_its_own_grammar_alone(scene: Scene) -> None:
     slow = await scene.compiling("slow")
     scene.ask(2, None)
     scene.ask(3, "quick")
-    (await scene.compiling("quick")).set_result(Done("quick source", (), 0.0, 0.0))
+    (await scene.compiling("quick")).set_result(Done("quick source", (), 0.0))
     found = await until(scene.scheduler, SubmitTokens, 2)
     assert [(each.id, each.automaton and each.automaton.source) for each in found] == [(2, None), (3, "quick source")]
-    slow.set_result(Done("slow source", (), 0.0, 0.0))
+    slow.set_result(Done("slow source", (), 0.0))
     found = await until(scene.scheduler, SubmitTokens, 3)
     assert found[-1].id == 1
 
@@ -108,7 +108,7 @@ async def test_an_abort_wins_over_a_compilation(scene: Scene) -> None:
     scene.ask(1, "slow")
     slow = await scene.compiling("slow")
     scene.loop.from_apis([scene.api.arrival(Abort(1))])
-    slow.set_result(Done("source", (), 0.0, 0.0))
+    slow.set_result(Done("source", (), 0.0))
     scene.ask(2, None)
     (found,) = await until(scene.scheduler, SubmitTokens)
     assert found.id == 2
@@ -117,7 +117,7 @@ async def test_an_abort_wins_over_a_compilation(scene: Scene) -> None:
 
 async def test_approximations_come_with_the_first_text_of_each_choice(scene: Scene) -> None:
     scene.ask(1, "wide")
-    (await scene.compiling("wide")).set_result(Done("source", ("minimum at /a",), 0.0, 0.0))
+    (await scene.compiling("wide")).set_result(Done("source", ("minimum at /a",), 0.0))
     await until(scene.scheduler, SubmitTokens)
     tokens = batch((1, 0, [3], Finish.NONE), (1, 0, [3], Finish.STOP))
     scene.loop.from_scheduler(0, [scene.scheduler.arrival(tokens)])

@@ -50,7 +50,7 @@ def made(*token_ids: int, after: bytes = b"") -> Prepared:
 
 
 async def test_the_automaton_travels_with_the_tokens() -> None:
-    workers = Workers(FakeCompiler(Done("source", ("said",), 0.0, 0.0, 5)), FakeTemplates())
+    workers = Workers(FakeCompiler(Done("source", ("said",), 0.0, 5)), FakeTemplates())
     found = await workers.complete(text(), made(1, 2))
     assert isinstance(found, Prepared)
     assert found.request.automaton is not None
@@ -60,7 +60,7 @@ async def test_the_automaton_travels_with_the_tokens() -> None:
 
 
 async def test_an_answer_that_reasons_is_structured_after_it() -> None:
-    workers = Workers(FakeCompiler(Done("source", (), 0.0, 0.0)), FakeTemplates())
+    workers = Workers(FakeCompiler(Done("source", (), 0.0)), FakeTemplates())
     found = await workers.complete(text(), made(1, after=pack("i", [9])))
     assert isinstance(found, Prepared)
     assert found.request.automaton is not None
@@ -81,7 +81,7 @@ async def test_errors_become_answers() -> None:
 
 
 async def test_a_requests_own_template_is_rendered_elsewhere() -> None:
-    compiler = FakeCompiler(Done("source", (), 0.0, 0.0))
+    compiler = FakeCompiler(Done("source", (), 0.0))
     assert await Workers(compiler, FakeTemplates()).render(text(), 2.5) == Rendered(text="7 at 2.5")
     wrong = InvalidRequest("chat_template: bad", param="chat_template", code="template_too_complex")
     found = await Workers(compiler, FakeTemplates(wrong)).render(text(), 0.0)
@@ -94,7 +94,7 @@ async def test_a_requests_own_template_is_rendered_elsewhere() -> None:
 
 
 async def test_what_kills_another_process_ends() -> None:
-    compiler = FakeCompiler(Done("source", (), 0.0, 0.0))
+    compiler = FakeCompiler(Done("source", (), 0.0))
     assert await Workers(compiler, FakeTemplates()).refusal(text(), 0.0, None, ()) is None
     found = await Workers(compiler, FakeTemplates(KeyError("it died"))).refusal(text(), 0.0, None, ())
     assert found is not None

@@ -16,7 +16,6 @@ from penstock.services.tracing.tracer import (
     MAX_PROMPTS,
     Operation,
     Operations,
-    Sampling,
     ServerSpan,
     Tracer,
     operation_of,
@@ -27,18 +26,23 @@ NONE = TraceContext()
 
 
 @pytest.mark.parametrize(
-    ("sampling", "context", "traced"),
+    ("ratio", "variable", "context", "traced"),
     [
-        (Sampling(1.0), NONE, True),
-        (Sampling(0.0), NONE, False),
-        (Sampling(0.0), SAMPLED, True),
-        (Sampling(1.0), UNSAMPLED, False),
-        (Sampling(0.0, parent_based=False), SAMPLED, False),
-        (Sampling(1.0, parent_based=False), UNSAMPLED, True),
+        (None, "", NONE, True),
+        (0.0, "always_on", NONE, False),
+        (0.0, "", SAMPLED, True),
+        (None, "", UNSAMPLED, False),
+        (None, "always_off", SAMPLED, False),
+        (None, "always_on", UNSAMPLED, True),
     ],
 )
-def test_who_decides(sampling: Sampling, context: TraceContext, traced: bool) -> None:
-    bench = Bench(sampling=sampling)
+def test_who_decides(
+    ratio: float | None, variable: str, context: TraceContext, traced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--trace-sampling-ratio, or else OTEL_TRACES_SAMPLER."""
+    if variable:
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER", variable)
+    bench = Bench(ratio=ratio)
     span = ServerSpan(bench.tracer, context)
     assert span.recording is traced
     assert (bench.tracer.sample(context) is not None) is traced
@@ -61,14 +65,15 @@ def test_what_came_goes_on_and_nothing_begins_a_trace() -> None:
 
 
 def test_a_share_is_a_share() -> None:
-    bench = Bench(sampling=Sampling(0.25))
+    bench = Bench(ratio=0.25)
     count = sum(ServerSpan(bench.tracer, NONE).recording for _ in range(2000))
     assert 350 < count < 650
     bench.spans()
 
 
-def test_nothing_is_carried_where_there_is_no_context_and_no_tracer() -> None:
-    bench = Bench(sampling=Sampling(0.0, parent_based=False))
+def test_nothing_is_carried_where_there_is_no_context_and_no_tracer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+    bench = Bench()
     assert ServerSpan(bench.tracer, NONE).context == NONE
     assert ServerSpan(bench.tracer, UNSAMPLED).context == UNSAMPLED
     assert ServerSpan(bench.tracer, SAMPLED).context.traceparent == UNSAMPLED.traceparent

@@ -11,7 +11,7 @@ from opentelemetry.trace import SpanContext, SpanKind, StatusCode
 
 from penstock.protocol.messages import TraceContext
 from penstock.services.tracing.otlp import OtlpTracer
-from penstock.services.tracing.tracer import HTTP, Sampling, Settings
+from penstock.services.tracing.tracer import Settings
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED = TraceContext(f"00-{TRACE}-{PARENT}-01", "a=1")
@@ -53,9 +53,7 @@ class Span(NamedTuple):
 
 
 def settings(**given: Any) -> Settings:
-    fields: dict[str, Any] = {"endpoint": "http://c:4318/v1/traces", "protocol": HTTP, "sampling": Sampling(1.0),
-                              "service": "penstock", "steps_per_second": 10.0}  # fmt: skip
-    return Settings(**fields | given)
+    return Settings(**{"endpoint": "http://c:4318/v1/traces", "steps_per_second": 10.0} | given)
 
 
 class Bench:

@@ -268,7 +268,19 @@ def test_the_files_say_whether_the_output_embedding_is_quantized() -> None:
     quantized = read(values, (*dense, "lm_head.weight_scale", "model.layers.3.mlp.gate.weight_scale"))
     assert quantized.format_of(HEAD) == quantized.format_of(ROUTER) == quantized.format_of(Q_PROJ)
     assert read(AWQ, ("lm_head.qweight",)).format_of(HEAD) == form(AWQ)
-    assert read(W4A16, ("lm_head.weight_packed",)).format_of(HEAD) == form(W4A16)  # though the list says otherwise
+    assert read({**W4A16, "ignore": []}, ("lm_head.weight_packed",)).format_of(HEAD) == form(W4A16)
+
+
+@pytest.mark.parametrize(("values", "tensor"), [
+    (W4A16, "lm_head.weight_packed"), (DYNAMIC, "language_model.lm_head.weight_scale"),
+    ({**AWQ, "modules_to_not_convert": ["lm_head"]}, "lm_head.qweight"),
+    ({**GPTQ, "dynamic": {"-:lm_head": {}}}, "lm_head.qweight"),
+    ({**BLOCKS, "modules_to_not_convert": ["lm_head"]}, "lm_head.weight_scale_inv"),
+])  # fmt: skip
+def test_an_output_embedding_that_a_list_denies_is_refused(values: dict[str, Any], tensor: str) -> None:
+    told = f"{PATH}: quantization_config says that lm_head is not quantized, and the files have {tensor}; are both of"
+    with pytest.raises(ModelError, match=f"^{re.escape(told)} the same model\\?$"):
+        read(values, (tensor,))
 
 
 def test_an_output_embedding_that_is_named_is_quantized() -> None:

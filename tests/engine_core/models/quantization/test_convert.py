@@ -3,6 +3,7 @@ against the libraries that write them."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -110,15 +111,22 @@ def test_scales_may_be_powers_of_two(dtype: torch.dtype) -> None:
     assert found.dequantized(torch.float32)[::2, ::2].tolist() == [[2**-7, 1.0], [2.0, 8.0]]
 
 
-@pytest.mark.parametrize("kind", ["float8", "int8"])
-@pytest.mark.parametrize("strategy", ["tensor", "channel"])
+@pytest.mark.parametrize(
+    ("kind", "strategy"), [*itertools.product(("float8", "int8"), ("tensor", "channel")), ("float8", "block")]
+)
 def test_eight_bits_are_compressed_tensors(kind: str, strategy: str) -> None:
-    weight, scale = torch.randn(8, 16), scales_of(8, 1) if strategy == "channel" else torch.tensor([0.03])
+    block = (4, 8) if strategy == "block" else None
+    weight, scale = (
+        torch.randn(8, 16),
+        {"channel": scales_of(8, 1), "block": scales_of(2, 2)}.get(strategy, torch.ones(1)),
+    )
     values = {"num_bits": 8, "type": "float" if kind == "float8" else "int", "strategy": strategy}
+    if block is not None:
+        values["block_structure"] = list(block)
     scheme = QuantizationScheme(targets=["Linear"], weights=values)
     compressor = BaseCompressor.get_value_from_registry("naive-quantized")
     stored = compressor.compress({"weight": weight, "weight_scale": scale / 20}, scheme)
-    form = WeightFormat(kind=kind, per_tensor=strategy == "tensor")  # type: ignore[arg-type]
+    form = WeightFormat(kind=kind, per_tensor=strategy == "tensor", block=block)  # type: ignore[arg-type]
     assert all(fits(part, stored, 8, 16) for part in form.stored())
     found = read(form, values=stored["weight"], scales=stored["weight_scale"])
     assert torch.equal(found.dequantized(torch.float32), compressor.decompress(stored, scheme)["weight"])
