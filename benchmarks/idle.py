@@ -3,7 +3,8 @@
 Four servers, one after the other: with random weights and with files of them, which are in the page cache, each without
 and with --keep-weights. Executors are put to sleep, rest until they have imported what they need, and a request wakes
 them. The phases of each wake are those that the executor logs; what is left to the first token is the way there and the
-first step. The first sleep with --keep-weights copies the weights, later ones find them copied.
+first step. The first sleep with --keep-weights copies the weights, once memory for them is reserved. Later ones find them
+copied.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     memory_loaded: int
     memory_asleep: int
     kept_bytes: int  # of the host's memory
+    reserve: float  # seconds after the start until that was reserved, beside two requests
     wakes: list[Wake]
 
 
@@ -107,6 +109,15 @@ def wake(server: Server, place: Path, before: list[int], rest: float) -> tuple[W
     return found, free, kept
 
 
+def reserved(server: Server) -> float:
+    """Wait until the memory for kept weights is reserved; the seconds that it took."""
+    while not (lines := server.lines(" executor-0 weights_reserved ")):
+        if not server.running or server.logged(" weights_not_reserved "):
+            raise RuntimeError(f"no memory was reserved: {server.tail()}")
+        time.sleep(0.1)
+    return float(lines[-1].rpartition(" seconds=")[2])
+
+
 def write_files(folder: Path, kind: str) -> None:
     """In a process of its own, since torch would keep memory of the GPU."""
     process = multiprocessing.get_context("spawn").Process(target=write_weights, args=(folder, kind))
@@ -122,15 +133,17 @@ def measure(words: Sequence[str], place: Path, weights: str, options: argparse.N
         ask(server)
         _, before = ask(server)
         loaded = memory()
+        reserve = reserved(server) if keep else 0.0
         found = [wake(server, place, before, options.rest) for _ in range(options.rounds)]
         case = Case(
             weights=weights, keep=keep, start=round(server.seconds, 2), memory_loaded=loaded,
-            memory_asleep=max(free for _, free, _ in found), kept_bytes=found[-1][2],
+            memory_asleep=max(free for _, free, _ in found), kept_bytes=found[-1][2], reserve=reserve,
             wakes=[one for one, _, _ in found],
         )  # fmt: skip
         chip = driver_name(str(engine(server).get("device", "")))
     print(f"{weights}{', kept' if keep else ''}: started in {case.start:.1f} s on {chip}, {loaded} MiB loaded and "
-          f"{case.memory_asleep} asleep, {case.kept_bytes / 1e9:.2f} GB kept", flush=True)  # fmt: skip
+          f"{case.memory_asleep} asleep, {case.kept_bytes / 1e9:.2f} GB kept, reserved in {case.reserve:.1f} s",
+          flush=True)  # fmt: skip
     for one in case.wakes:
         told = ", ".join(f"{name} {seconds:.2f}" for name, seconds in one.phases.items() if seconds >= 0.01)
         print(f"  asleep in {one.sleep:.2f} s; first token {one.first_token:.2f} s, load {one.load:.2f} s: {told}"

@@ -54,6 +54,7 @@ class ReservedMemory:
 
     def _reserve(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        began = time.monotonic()
         for first in range(0, len(self._memory), PIECE):
             if self.stopped.is_set():
                 return
@@ -64,6 +65,8 @@ class ReservedMemory:
                 os.ftruncate(self.file, 0)  # give back what there is
                 return
             self._memory[first : first + PIECE : PAGESIZE].zero_()  # without Python's lock
+        seconds = round(time.monotonic() - began, 3)
+        logs.info(log, "weights_reserved", bytes=len(self._memory), seconds=seconds)
 
 
 class KeptWeights:

@@ -171,10 +171,14 @@ def memories(monkeypatch: pytest.MonkeyPatch) -> list[ReservedMemory]:
     return made
 
 
-def test_memory_is_reserved_before_the_weights_are_kept(kept: KeptWeights, memories: list[ReservedMemory]) -> None:
+def test_memory_is_reserved_before_the_weights_are_kept(
+    kept: KeptWeights, memories: list[ReservedMemory], caplog: pytest.LogCaptureFixture
+) -> None:
     engine = start(config(), 0, kept=kept)
-    engine.loaded.reserve()
-    join()
+    with caplog.at_level(logging.INFO):
+        engine.loaded.reserve()
+        join()
+    assert any("weights_reserved" in record.getMessage() for record in caplog.records)
     file = memories[0].file
     assert taken(file) >= os.fstat(file).st_size > 0
     assert kept.nbytes == 0, "nothing is kept yet"
