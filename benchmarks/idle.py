@@ -3,8 +3,8 @@
 Four servers, one after the other: with random weights and with files of them, which are in the page cache, each without
 and with --keep-weights. Executors are put to sleep, rest until they have imported what they need, and a request wakes
 them. The phases of each wake are those that the executor logs; what is left to the first token is the way there and the
-first step. The first sleep with --keep-weights copies the weights, once memory for them is reserved. Later ones find them
-copied.
+first step. The first sleep with --keep-weights copies the weights, once memory for them is reserved. Later ones find
+them copied.
 """
 
 from __future__ import annotations
