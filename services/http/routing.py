@@ -80,7 +80,7 @@ class Router:
         if methods:
             allowed = ", ".join(sorted({*methods, *(("HEAD",) if "GET" in methods else ())}))
             message = f"{method} is not allowed on {shown}; allowed: {allowed}"
-            return MethodNotAllowed(message, code="method_not_allowed", allowed=allowed)
+            return MethodNotAllowed(message, allowed=allowed)
         near = self._near(path)
         suggestion = f"; {near} is served" if near else self._elsewhere.get(path, "")
         return NotFound(f"there is nothing at {shown}{suggestion}", code=UNKNOWN_PATH)
