@@ -154,7 +154,8 @@ def start(
             options = replace(
                 options, adapters=make_places(config.model, model, whole), encoder=make_encoder(config, tower)
             )
-            phases.begin("compiling kernels")
+            if device.type == "cuda":
+                phases.begin("compiling kernels")
             if not config.model.batch_invariant:
                 take_measured(device)
             compile_steps(model, options, options.step_tokens, draft, processes, again=again)
@@ -438,7 +439,8 @@ def warm_up(
         began = time.perf_counter()
         runner.collect(runner.launch(plan))
         took.append((chunk_positions(plan.chunks), time.perf_counter() - began))
-    phases.begin("capturing graphs")
+    if runner.options.graphs is not None:
+        phases.begin("capturing graphs")
     runner.prepare(largest=again)
     runner.reset()
     return tuple(took)

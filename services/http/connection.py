@@ -189,8 +189,10 @@ class Connection(HttpToolsProtocol):
         limits: ConnectionLimits | None = None,
         limiter: ConnectionLimiter | None = None,
         application: ASGIApp | None = None,
+        refusal: RequestError | None = None,
     ) -> None:
-        """application: what the listener of this connection serves; None: the configuration's."""
+        """application: what the listener of this connection serves; None: the configuration's. refusal: the answer to
+        whatever is asked."""
         super().__init__(config, server_state, app_state, _loop)
         if application is not None:
             self.app = application
@@ -207,7 +209,7 @@ class Connection(HttpToolsProtocol):
         self._timed = Phase.IDLE  # the phase that the timer is for
         self._timer: asyncio.TimerHandle | None = None
         self._refused = False
-        self._refusal: RequestError | None = None  # what was found wrong with the head
+        self._refusal = refusal  # what was found wrong with the head
         self._cycles: deque[RequestResponseCycle] = deque()  # the one that is served, and those that came behind it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -261,6 +263,8 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self._requests.offered:
             return  # the same head comes once more, without the offer
+        if self._refusal is not None:
+            raise self._refusal
         try:
             check_head(self._requests.get_http_version(), self.headers)
         except RequestError as error:
