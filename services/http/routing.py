@@ -86,7 +86,9 @@ class Router:
         return NotFound(f"there is nothing at {shown}{suggestion}", code=UNKNOWN_PATH)
 
     def _near(self, path: str) -> str:
-        """The path that is meant where a base URL lacks the prefix or has it twice, or a slash is too many."""
+        """The path that is meant where a base URL lacks the prefix or has it twice, a slash is too many, or a plural is
+        missing."""
         bare = path.rstrip("/")
-        candidates = (bare, self._prefix + bare, bare.removeprefix(self._prefix))
+        whole = (bare, self._prefix + bare, bare.removeprefix(self._prefix))
+        candidates = (*whole, *(found + "s" for found in whole))
         return next((candidate for candidate in candidates if candidate in self._paths), "")
