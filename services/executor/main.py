@@ -161,7 +161,7 @@ def serve(
     gc.freeze()
     gc.disable()
     heartbeat = Heartbeat()
-    heartbeat.tell("READY=1", "STATUS=serving")
+    heartbeat.tell("READY=1", *engine.facts, "STATUS=serving")
     log_compilations(engine.runner.options.device)
     now = time.monotonic()
     logs.info(log, "ready", seconds=now - phases.all[0].began, stages=phases.durations(now))

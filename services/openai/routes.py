@@ -86,7 +86,7 @@ async def invoke(app: AppState, context: RequestContext) -> None:
     handler = next((handler for fields, handler in ENDPOINTS if fields <= names), None)
     if handler is None:
         known = "; ".join(" and ".join(sorted(fields)) for fields, _ in ENDPOINTS)
-        raise InvalidRequest(f"the body is for no endpoint: it holds none of {known}", code="invalid_value")
+        raise InvalidRequest(f"the body is for no endpoint: it holds none of {known}")
     await handler(app, context)
 
 

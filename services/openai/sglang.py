@@ -194,7 +194,7 @@ generate_native = functools.partial(generate, parse_generate)
 def prompts_of(request: NativeRequest, model: ModelInfo) -> list[Prompt]:
     """Raises InvalidRequest unless there is one of both fields, and names what is wrong in it."""
     if (request.text is None) == (request.input_ids is None):
-        raise InvalidRequest("give text or input_ids, one of them", param="text", code="invalid_value")
+        raise InvalidRequest("give text or input_ids, one of them", param="text")
     found = request.text if request.text is not None else request.input_ids
     param = "text" if request.text is not None else "input_ids"
     assert found is not None

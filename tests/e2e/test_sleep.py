@@ -155,7 +155,7 @@ def test_one_that_is_stopped_while_it_sleeps_is_found(server: Server) -> None:
     said = asked(server)
     sleeps(server)
     os.kill(server.children()["executor"], signal.SIGSTOP)
-    server.logged("process_hangs process=executor-0")
+    server.logged("process_hangs child=executor-0")
     server.healthy()
     assert asked(server) == said
 
