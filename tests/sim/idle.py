@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.engine_core.scheduling.encoder_cache import EncoderCache
 from penstock.engine_core.scheduling.request_queue import RequestQueue
 from penstock.engine_core.scheduling.running_batch import NON_FINITE, StopTokenCounts
 from penstock.engine_core.scheduling.scheduler import Scheduler
@@ -14,7 +15,7 @@ def is_idle(scheduler: Scheduler) -> bool:
     moving = len(state.queue) + len(state.steps.in_flight) + len(state.kv.fence)
     empty = state.slots.free == state.slots.count and state.slots.blocks.committed == 0
     maps += 0 if state.kv.recurrent is None else len(state.kv.recurrent.coming)
-    maps += not state.encoder_cache.idle
+    maps += not at_rest(state.encoder_cache)
     if (host := state.kv.host) is not None:
         maps += sum(
             map(len, (host.waiting, host.fetching, host.spilling, host.fetches, host.spills, host.transfers.handovers))
@@ -23,6 +24,11 @@ def is_idle(scheduler: Scheduler) -> bool:
         disk = host.disk
         maps += sum(map(len, (disk.waiting, disk.loading, disk.storing, disk.loads, disk.stores, disk.lookups.open)))
     return maps + moving == 0 and empty and is_clean(state.stop_tokens) and is_empty(state.queue)
+
+
+def at_rest(cache: EncoderCache) -> bool:
+    """Whether no sequence holds rows or waits for them."""
+    return not (cache._asked or cache._held or cache._fence or cache.statistics().held)
 
 
 def is_clean(counts: StopTokenCounts) -> bool:

@@ -12,6 +12,7 @@ from penstock.engine_core.scheduling.request import Request, Sequence
 from penstock.protocol.images import Image
 from penstock.protocol.messages import Sampling, SubmitTokens
 from tests.sim.executor import ints
+from tests.sim.idle import at_rest
 from tests.sim.images import picture
 
 A, B, C, D = (picture(number, 4) for number in range(4))
@@ -38,11 +39,6 @@ def encode(cache: EncoderCache) -> None:
     while cache.messages:
         number = cache.messages.pop(0).number
         assert cache.encoded(number, "") == []
-
-
-def at_rest(cache: EncoderCache) -> bool:
-    """Whether no sequence holds rows or waits for them."""
-    return not (cache._asked or cache._held or cache._fence or cache.statistics().held)
 
 
 def hold(cache: EncoderCache, *images: Image) -> Sequence:
