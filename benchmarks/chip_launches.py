@@ -350,6 +350,8 @@ def experts(model: Model, x: Tensor) -> None:
     routing = Routing(model.chosen, normalised=True, sigmoid=bias is not None, bias=bias)
     routes = route(memory(len(x), model.experts), routing)
     route(memory(len(x), model.experts), routing._replace(groups=8, top_groups=4, group_best=2))
+    logits = memory(len(x), model.experts + 8)  # the gate of a shared expert behind them
+    route(logits[:, : model.experts], routing._replace(shared=True), logits[:, model.experts])
     gate_up = memory(model.experts, 2 * model.width, model.hidden)
     down = memory(model.experts, model.hidden, model.width)
     expert_mlp(x, routes, gate_up, down)
