@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import copy
 import io
 import os
 import re
@@ -19,6 +20,7 @@ import numpy as np
 import openai
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from PIL import Image, ImageOps
 
 from benchmarks.vision_shapes import IMAGE_TOKENS
@@ -106,6 +108,35 @@ def test_two_gpus_say_the_same(tmp_path: Path) -> None:
         answer = Seeing(server, model).ask(text("Look:"), image(png(FIRST)), text("and"), image(png(SECOND)))
     prompt, found = answer["prompt_token_ids"], answer["choices"][0]["token_ids"]
     assert found == model.greedy(prompt, [FIRST, SECOND], COUNT)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # peft asks transformers for what is deprecated
+def test_two_ranks_and_an_adapter_of_the_text_half(tmp_path: Path) -> None:
+    """In one server, over several images and turns; peft says what the adapter's answer is."""
+    model = write_qwen3_vl(tmp_path / "model")
+    ranks = ("--tensor-parallel-size", "2", "--device", "cpu", "--served-model-name", "eyes")
+    settings = LoraConfig(
+        target_modules=r".*language_model.*\.(q_proj|o_proj|up_proj|down_proj)", r=4, lora_alpha=8,
+        init_lora_weights=False,
+    )  # fmt: skip
+    adapted = SeeingModel(model.folder, get_peft_model(copy.deepcopy(model.model), settings).eval())
+    adapted.model.save_pretrained(tmp_path / "adapter")
+    adapters = ("--enable-lora", "--lora-modules", f"own={tmp_path / 'adapter'}")
+    messages = [
+        {"role": "user", "content": [text("Look:"), image(png(FIRST)), text("What is it?")]},
+        {"role": "assistant", "content": "A page."},
+        {"role": "user", "content": [text("And"), image(png(SECOND)), text("this?")]},
+    ]
+    with serving(tmp_path, *OPTIONS, *ranks, *adapters, model=str(model.folder)) as server:
+        seeing = Seeing(server, model)
+        for attempt in range(2):
+            for name, expected in (("eyes", model), ("own", adapted)):
+                answer = seeing.ask(messages=messages, model=name)
+                prompt, found = answer["prompt_token_ids"], answer["choices"][0]["token_ids"]
+                assert found == expected.greedy(prompt, [FIRST, SECOND], COUNT), name
+                cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+                assert (cached > 134) is bool(attempt), "an adapter has prefixes of its own"
 
 
 def test_a_killed_executor_loses_no_picture(seeing: Seeing) -> None:
