@@ -165,7 +165,7 @@ class Injection:
             as_long=sum(answer.as_long(before) for answer, before in pairs),
             pause=short(median(pauses)), longest_pause=short(max(pauses)), rested=rested,
             error=errors[0] if errors else "",
-            died=said(self._server, f"process_died process={blow.role}-", fell),
+            died=said(self._server, f"process_died child={blow.role}-", fell),
             whole=said(self._server, "serving_again", fell), load=load, blocks=blocks,
         )  # fmt: skip
 

@@ -82,7 +82,7 @@ def tokenizer(tracer: Tracer, context: TraceContext, number: int) -> None:
     traces.tokenized(text, made, 0.0, 0.1)
     ids, counts = struct.pack(f"<{OUTPUT}q", *[number] * OUTPUT), struct.pack(f"<{OUTPUT}i", *[1] * OUTPUT)
     finish = bytes(OUTPUT - 1) + bytes((Finish.LENGTH,))
-    traces.batch(TokenBatch(step=1, ids=ids, choices=b"", counts=counts, token_ids=b"", finish=finish), 1.0)
+    traces.batch(TokenBatch(ids=ids, choices=b"", counts=counts, token_ids=b"", finish=finish), 1.0)
 
 
 def scheduler(tracer: Tracer, context: TraceContext, number: int) -> None:

@@ -36,7 +36,7 @@ from benchmarks.server import Server, serving
 from benchmarks.shapes import SHAPES, make_folder
 from penstock.engine_core.embedded import demo_folder
 from penstock.engine_core.models.spec import read_spec
-from penstock.engine_core.models.tensors import tensor_shapes
+from penstock.engine_core.models.tensors import wanted_tensors
 from penstock.engine_core.models.weight_files import INDEX
 from penstock.weights import share
 
@@ -73,7 +73,8 @@ def write_weights(folder: Path, kind: str) -> int:
     dtype = getattr(torch, read_spec(folder).dtype)
     shards: list[dict[str, torch.Tensor]] = [{}]
     size = 0
-    for name, shape in tensor_shapes(read_spec(folder)).items():
+    for name, wanted in wanted_tensors(read_spec(folder)).items():
+        shape = wanted.shape
         made = torch.empty(shape, dtype=dtype, device=kind).normal_(0.0, 0.02) if len(shape) > 1 else None
         tensor = torch.ones(shape, dtype=dtype) if made is None else made.cpu()
         if size + tensor.nbytes > SHARD:

@@ -17,7 +17,7 @@ from penstock.engine_core.models.spec import TEXT, ModelSpec, read_spec
 from penstock.protocol.engine_config import ModelConfig
 from penstock.protocol.errors import ConfigError, ModelError
 from penstock.protocol.media import image_limit
-from penstock.protocol.speculation import IN_FOLDERS, SpeculativeConfig
+from penstock.protocol.speculation import FLAG, IN_FOLDERS, SpeculativeConfig
 
 EMBEDDED = "penstock-demo"  # the name of the model that Penstock brings along
 EMBEDDED_DRAFT = "penstock-demo-draft"  # the same of its draft
@@ -115,7 +115,10 @@ def resolve_draft(model: str, wanted: tuple[str, ...] = FETCHED) -> Path:
         from penstock.engine_core.embedded import draft_folder, eagle_folder
 
         return draft_folder() if model == EMBEDDED_DRAFT else eagle_folder()
-    return resolve(model, wanted=wanted)
+    try:
+        return resolve(model, wanted=wanted)
+    except ModelError as error:
+        raise ModelError(f"{FLAG} model: {error}") from error
 
 
 def fetch(model: str, revision: str, wanted: tuple[str, ...] = FETCHED) -> Path:

@@ -43,16 +43,19 @@ class PenstockError(Exception):
 
 
 class RequestError(PenstockError):
-    """One request ends with this error. `param` names the request's field in OpenAI's notation, `code` is a word."""
+    """One request ends with this error. `param` names the request's field in OpenAI's notation. `code` is a word that
+    clients can compare; each class has one for what nothing more exact is said of."""
 
     status: int = 500
     type: str = "server_error"
+    code: str = "server_error"
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
-        self.code = code
+        if code:
+            self.code = code
 
     def __copy__(self) -> Self:
         """The same without its traceback, whatever its class is made from."""
@@ -64,15 +67,17 @@ class RequestError(PenstockError):
 class InvalidRequest(RequestError):
     """A wrong type, an out-of-range value, an over-long prompt, a malformed body."""
 
-    status, type = 400, "invalid_request_error"
+    status, type, code = 400, "invalid_request_error", "invalid_value"
 
 
 class ContextExceeded(InvalidRequest):
     """The prompt, or prompt and output together, have more tokens than the model's context. `wanted` is the output that
     was asked for, 0 where the prompt alone is too long."""
 
+    code = "context_length_exceeded"
+
     def __init__(self, message: str, *, param: str | None, prompt: int, wanted: int, limit: int) -> None:
-        super().__init__(message, param=param, code="context_length_exceeded")
+        super().__init__(message, param=param)
         self.prompt = prompt
         self.wanted = wanted
         self.limit = limit
@@ -81,45 +86,45 @@ class ContextExceeded(InvalidRequest):
 class Unsupported(InvalidRequest):
     """A known parameter or value that Penstock does not support. Refused, never ignored."""
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
-        super().__init__(message, param=param, code="unsupported")
+    code = "unsupported"
 
 
 class GrammarFailure(InvalidRequest):
     """The automaton of this request's output met a limit while it ran, and would again. The output until then followed
     it."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, code="grammar_failed")
+    code = "grammar_failed"
 
 
 class UnsupportedSchema(InvalidRequest):
     """A JSON Schema is wrong, or asks for what no automaton can hold exactly. `path` is a JSON pointer into it."""
 
+    code = "unsupported_schema"
+
     def __init__(self, keyword: str, path: str, reason: str) -> None:
-        super().__init__(f"{keyword} at {path or '/'}: {reason}", param="response_format", code="unsupported_schema")
+        super().__init__(f"{keyword} at {path or '/'}: {reason}", param="response_format")
         self.keyword = keyword
         self.path = path
 
 
 class Unauthorized(RequestError):
-    status, type = 401, "authentication_error"
+    status, type, code = 401, "authentication_error", "invalid_api_key"
 
 
 class Forbidden(RequestError):
     """An origin or a host name that this server does not answer."""
 
-    status, type = 403, "permission_error"
+    status, type, code = 403, "permission_error", "forbidden"
 
 
 class NotFound(RequestError):
-    status, type = 404, "not_found_error"
+    status, type, code = 404, "not_found_error", "not_found"
 
 
 class MethodNotAllowed(RequestError):
     """`allowed` is the value of the header Allow."""
 
-    status, type = 405, "invalid_request_error"
+    status, type, code = 405, "invalid_request_error", "method_not_allowed"
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None, allowed: str = "") -> None:
         super().__init__(message, param=param, code=code)
@@ -129,39 +134,36 @@ class MethodNotAllowed(RequestError):
 class RequestTimeout(RequestError):
     """The client did not send its request in time."""
 
-    status, type = 408, "invalid_request_error"
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, code="request_timeout")
+    status, type, code = 408, "invalid_request_error", "request_timeout"
 
 
 class HeadTooLarge(RequestError):
     """Request line and headers; RFC 6585, section 5."""
 
-    status, type = 431, "invalid_request_error"
+    status, type, code = 431, "invalid_request_error", "head_too_large"
 
 
 class Conflict(RequestError):
     """What is asked does not go with the state that the server is in."""
 
-    status, type = 409, "invalid_request_error"
+    status, type, code = 409, "invalid_request_error", "conflict"
 
 
 class PayloadTooLarge(RequestError):
-    status, type = 413, "invalid_request_error"
+    status, type, code = 413, "invalid_request_error", "request_too_large"
 
 
 class UnsupportedMediaType(RequestError):
-    status, type = 415, "invalid_request_error"
+    status, type, code = 415, "invalid_request_error", "unsupported_media_type"
 
 
 class Overloaded(RequestError):
     """The queue is full. `retry_after` is in seconds and becomes the Retry-After header."""
 
-    status, type = 429, "rate_limit_error"
+    status, type, code = 429, "rate_limit_error", "overloaded"
 
     def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
-        super().__init__(message, code="overloaded")
+        super().__init__(message)
         self.retry_after = retry_after
 
 
@@ -172,19 +174,19 @@ class EngineFailure(RequestError):
 class UnknownCoding(RequestError):
     """A transfer coding other than chunked; RFC 9112, section 6.1."""
 
-    status, type = 501, "invalid_request_error"
+    status, type, code = 501, "invalid_request_error", "unsupported_transfer_coding"
 
 
 class UnknownVersion(RequestError):
     """A version of HTTP other than 1.0 and 1.1; RFC 9110, section 15.6.6."""
 
-    status, type = 505, "invalid_request_error"
+    status, type, code = 505, "invalid_request_error", "http_version_not_supported"
 
 
 class Unavailable(RequestError):
     """The server is loading, draining or missing a part. `retry_after` is in seconds, where a retry may help."""
 
-    status, type = 503, "service_unavailable"
+    status, type, code = 503, "service_unavailable", "unavailable"
 
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, retry_after: float | None = None
@@ -196,10 +198,8 @@ class Unavailable(RequestError):
 class DeadlineExceeded(RequestError):
     """The request's own timeout, or the server's, ended before its answer."""
 
-    status, type = 504, "timeout_error"  # as google.rpc.Code has it for DEADLINE_EXCEEDED
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, code="deadline_exceeded")
+    # as google.rpc.Code has it for DEADLINE_EXCEEDED
+    status, type, code = 504, "timeout_error", "deadline_exceeded"
 
 
 class ConfigError(PenstockError):
@@ -260,12 +260,10 @@ def error_of(rejected: Rejected) -> RequestError:
             rejected.message, param=rejected.param, prompt=length.prompt, wanted=length.wanted, limit=length.limit
         )
     kind = REQUEST_ERRORS.get(rejected.status, EngineFailure)
-    error = kind(rejected.message, param=rejected.param)
-    error.code = rejected.code or error.code
-    return error
+    return kind(rejected.message, param=rejected.param, code=rejected.code)
 
 
-def invalid(param: str, why: str, code: str | None = "invalid_value") -> InvalidRequest:
+def invalid(param: str, why: str, code: str | None = None) -> InvalidRequest:
     """The error of a field. Its message is the field's name and how it goes on: behind a space, or with a colon."""
     return InvalidRequest(joined(param, why), param=param, code=code)
 

@@ -45,6 +45,14 @@ class MooncakeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return bytes_of(self.local_buffer_size)
 
 
+def store_bytes(url: str) -> int:
+    """The host's memory that each executor's client of the store takes; 0 without a store. Raises ConfigError."""
+    if not url:
+        return 0
+    settings = read_store(url)
+    return settings.segment_bytes + settings.buffer_bytes
+
+
 def read_store(url: str, environ: Mapping[str, str] = os.environ) -> MooncakeSettings:
     """The settings that --kv-store names. Raises ConfigError."""
     match = URL.fullmatch(url)

@@ -59,7 +59,7 @@ from penstock.protocol.steps import (
 PROTOCOL_VERSION = 1
 # Bytes of one message: what msgpack's longest value holds, and above all that the options let a request bring (a token
 # id is two bytes of a body and four here). A socket that meets more ends the connection and all that is on its way.
-MOST_BYTES = (1 << 32) - 1
+MOST_BYTES = (1 << 32) - 1  # of one message
 MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what decoders raise on bytes of no message
 ADDRESS = re.compile(r"tcp://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 PORTS = 1 << 16
@@ -133,7 +133,6 @@ class LinkSpec(msgspec.Struct, frozen=True):
     down: tuple[type[Message], ...]  # binder → connector
     window: int = 1024  # messages in flight per peer and direction
     high_water: int = 4096
-    max_bytes: int = MOST_BYTES  # of one message
     silence: float = 10.0  # seconds without a message after which a peer is lost; 0: only when its process ends
 
 

@@ -42,7 +42,6 @@ class TokenExtra(Part, frozen=True, kw_only=True):
 class TokenBatch(Message, frozen=True, kw_only=True):
     """scheduler → tokenizer: what one step (or several, after a full link) gave to this tokenizer's requests."""
 
-    step: int
     ids: bytes  # int64 [rows]
     choices: bytes  # uint16 [rows]
     counts: bytes  # int32 [rows], tokens of each row

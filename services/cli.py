@@ -79,6 +79,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
         "keep_weights",
         "kv_disk",
         "kv_disk_size",
+        "kv_store",
         "state_snapshots",
         "speculative_config",
     ),

@@ -127,7 +127,7 @@ def host_places(option: str, given: int, each: int, what: str, there: int | None
     if given < each:
         raise ConfigError(option, given, f"{what} takes {each} bytes; give as many at least, or 0")
     if there is not None and given > there:
-        raise ConfigError(option, given, f"the host has {there} bytes of memory left")
+        raise ConfigError(option, given, f"the host has {there / (1 << 30):.1f} GiB of memory left")
     return given // each
 
 

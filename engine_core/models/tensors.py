@@ -159,11 +159,6 @@ def wanted_tensors(spec: ModelSpec) -> dict[str, WantedTensor]:
     return {stored_name(spec, name): wanted for name, wanted in found} | vision_tensors(spec)
 
 
-def tensor_shapes(spec: ModelSpec) -> dict[str, Shape]:
-    """The same by their shapes."""
-    return {name: wanted.shape for name, wanted in wanted_tensors(spec).items()}
-
-
 def model_weights(spec: ModelSpec) -> Iterator[tuple[str, Weight]]:
     """By their names in a Llama."""
     yield f"{PREFIX}{FIRST}", Weight((spec.vocab_size, spec.hidden))

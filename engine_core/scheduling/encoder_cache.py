@@ -88,11 +88,6 @@ class EncoderCache:
         self._pass = self._turn = self._number = 0
         self._encoded = self._failures = self._hits = self._evicted = 0
 
-    @property
-    def idle(self) -> bool:
-        """Whether no sequence holds rows or waits for them."""
-        return not (self._asked or self._held or self._fence or any(one.holders for one in self._residents.values()))
-
     def begin_pass(self) -> None:
         """The queue is gone through anew, in order."""
         self._pass += 1

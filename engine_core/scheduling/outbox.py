@@ -134,16 +134,16 @@ class Outbox:
         """It goes behind all rows so far."""
         self._prefilled.append(message)
 
-    def take(self, step: int, limit: int) -> list[TokenBatch | Rejected | Prefilled]:
+    def take(self, limit: int) -> list[TokenBatch | Rejected | Prefilled]:
         """At most `limit` messages: rejections first, then vectors, then all other rows as one batch, then who goes on
         elsewhere. They count as delivered. Rows that are left are merged."""
         out: list[TokenBatch | Rejected | Prefilled] = []
         while self._rejected and len(out) < limit:
             out.append(self._rejected.popleft())
         while self._vectors and len(out) < limit:
-            out.append(token_batch(step, self._vectors.popleft()))
+            out.append(token_batch(self._vectors.popleft()))
         if self.rows and len(out) < limit:
-            out.append(token_batch(step, merged(self.rows)))
+            out.append(token_batch(merged(self.rows)))
             self.rows.clear()
         elif len(self.rows) >= MERGE_AT:
             self.rows[:] = [merged(self.rows)]
@@ -160,10 +160,9 @@ class Outboxes(dict[int, Outbox]):
         return found
 
 
-def token_batch(step: int, rows: Rows) -> TokenBatch:
+def token_batch(rows: Rows) -> TokenBatch:
     """The rows as the link carries them."""
     return TokenBatch(
-        step=step,
         ids=rows.ids.tobytes(),
         choices=rows.numbers.tobytes(),
         counts=rows.counts.tobytes(),

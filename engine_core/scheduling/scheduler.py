@@ -304,7 +304,7 @@ class Scheduler:
     def outputs(self, source: int, limit: int = UNLIMITED) -> list[TokenBatch | Rejected | Prefilled]:
         """At most `limit` messages for the source, which count as delivered. Rows of several steps are merged."""
         outbox = self._state.outboxes.get(source)
-        return [] if outbox is None else outbox.take(self._state.steps.applied, limit)
+        return [] if outbox is None else outbox.take(limit)
 
     def restart(
         self,

@@ -19,7 +19,7 @@ from penstock.engine_core.scheduling.poison_requests import signature
 from penstock.engine_core.scheduling.request import Request, Sequence, stop_token_ids
 from penstock.engine_core.scheduling.state import SchedulerState
 from penstock.protocol.control import PauseMode
-from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded, RequestError, rejection
+from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded, RequestError, Unsupported, rejection
 from penstock.protocol.messages import Adapter, Finish, SubmitTokens
 
 POISONED = "a request like this one ended the engine's executor; it is refused for ten minutes"
@@ -79,7 +79,7 @@ def validate(message: SubmitTokens, options: SchedulingOptions, capacity: int, e
     if message.pooling is not None:
         validate_pooling(message, options)
     elif options.encoder:
-        raise InvalidRequest("the model is an encoder: it makes vectors and no text", param="model")
+        raise Unsupported("the model is an encoder: it makes vectors and no text", param="model")
     elif len(tokens) + 1 > options.max_model_len:
         raise InvalidRequest(
             f"the prompt has {len(tokens)} tokens; with one token of output the model's limit is "
@@ -93,7 +93,7 @@ def validate(message: SubmitTokens, options: SchedulingOptions, capacity: int, e
     if not 1 <= message.n <= 1 << 16:
         raise InvalidRequest(f"n is {message.n}; it must be between 1 and 65536", param="n")
     if message.adapter is not None and not options.adapter_places:
-        raise InvalidRequest("this server serves no adapters (--enable-lora)", param="model")
+        raise Unsupported("this server serves no adapters (--enable-lora)", param="model")
     if message.written:
         validate_written(message, options)
     if message.images:
@@ -133,7 +133,7 @@ def validate_images(message: SubmitTokens, options: SchedulingOptions, rows: int
     """Raise InvalidRequest if the request's images cannot be encoded, or stand where none can."""
     if not rows:
         why = "the model has no vision encoder, or --limit-mm-per-prompt is 0"
-        raise InvalidRequest(f"the server takes no images: {why}", param="messages")
+        raise Unsupported(f"the server takes no images: {why}", param="messages")
     if message.pooling is not None:
         raise InvalidRequest("no vector is made of a prompt with images", param=message.pooling.param or "input")
     end, tokens = 0, np.frombuffer(message.token_ids, np.int32)
@@ -149,7 +149,9 @@ def validate_images(message: SubmitTokens, options: SchedulingOptions, rows: int
     need = rows_needed(message)
     if need > rows:
         raise InvalidRequest(
-            f"the images take {need} tokens; the encoder cache has {rows} (--mm-encoder-cache-tokens)", param="messages"
+            f"the images take {need} tokens; the encoder cache has {rows} (--mm-encoder-cache-tokens)",
+            param="messages",
+            code="image_too_large",
         )
     room = options.max_num_batched_tokens - options.max_num_seqs + 1  # beside all others that decode
     longest = max(image.length for image in message.images)
@@ -158,6 +160,7 @@ def validate_images(message: SubmitTokens, options: SchedulingOptions, rows: int
             f"an image takes {longest} tokens, which one step computes; it has room for {room} "
             "(--max-num-batched-tokens)",
             param="messages",
+            code="image_too_large",
         )
 
 

@@ -194,7 +194,7 @@ def read_list(data: bytes | None, param: str) -> list[Any] | None:
         return None
     value = read_json(data, param)
     if not isinstance(value, list):
-        raise InvalidRequest(f"{param} must be a list", param=param)
+        raise InvalidRequest(f"{param} must be a list", param=param, code="invalid_type")
     return value
 
 
@@ -203,7 +203,7 @@ def read_object(data: bytes | None, param: str) -> dict[str, Any]:
         return {}
     value = read_json(data, param)
     if not isinstance(value, dict):
-        raise InvalidRequest(f"{param} must be an object", param=param)
+        raise InvalidRequest(f"{param} must be an object", param=param, code="invalid_type")
     return value
 
 
@@ -262,7 +262,7 @@ def read_json(data: bytes, param: str) -> Any:
     try:
         value = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise InvalidRequest(f"{param} must be valid JSON", param=param) from None
+        raise InvalidRequest(f"{param} must be valid JSON", param=param, code="invalid_json") from None
     except RecursionError:
         raise too_deep(param) from None
     if deeper(value, MAX_JSON_DEPTH):
@@ -303,9 +303,9 @@ def read_messages(data: bytes) -> list[dict[str, Any]]:
 def read_message(message: Any, place: str) -> dict[str, Any]:
     """One message; `place` is how errors name it."""
     if not isinstance(message, dict):
-        raise InvalidRequest(f"{place} must be an object", param=place)
+        raise InvalidRequest(f"{place} must be an object", param=place, code="invalid_type")
     if not isinstance(message.get("role"), str):
-        raise InvalidRequest(f"{place}.role must be a string", param=f"{place}.role")
+        raise InvalidRequest(f"{place}.role must be a string", param=f"{place}.role", code="invalid_type")
     # Clients send answers back with every key that they know, and templates ask whether a key is there: null says as
     # much as no key, and so do no calls.
     read = {key: value for key, value in message.items() if value is not None or key == "content"}
@@ -316,7 +316,7 @@ def read_message(message: Any, place: str) -> dict[str, Any]:
     elif read["role"] == "assistant":  # whose turn may have been silent
         read |= {} if any(key in read for key in SPOKEN) else {"content": None}
     else:
-        raise InvalidRequest(f"{place}.content is missing", param=f"{place}.content")
+        raise InvalidRequest(f"{place}.content is missing", param=f"{place}.content", code="missing_required_parameter")
     if "tool_calls" in read:
         read["tool_calls"] = read_tool_calls(read["tool_calls"], f"{place}.tool_calls")
     return read
@@ -331,7 +331,7 @@ def read_content(content: Any, place: str) -> str | list[dict[str, str]] | None:
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise InvalidRequest(f"{place} must be a string or a list of parts", param=place)
+        raise InvalidRequest(f"{place} must be a string or a list of parts", param=place, code="invalid_type")
     parts = read_parts(content, place)
     if any(part["type"] == IMAGE for part in parts):
         return parts
@@ -352,7 +352,7 @@ def read_parts(content: list[Any], place: str) -> list[dict[str, str]]:
             raise InvalidRequest(f"{param} is {kind!r:.80}; parts are of type 'text' or 'image'", param=param)
         if not isinstance(part.get(field), str):
             param = f"{place}[{index}].{field}"
-            raise InvalidRequest(f"{param} must be a string", param=param)
+            raise InvalidRequest(f"{param} must be a string", param=param, code="invalid_type")
         parts.append({"type": "text", "text": part[field]})
     return parts
 
@@ -366,13 +366,13 @@ def count_images(messages: list[dict[str, Any]]) -> int:
 def read_tool_calls(calls: Any, place: str) -> list[Any]:
     """Calls with `function.arguments` as an object: templates print it as JSON. Text that is no object stays text."""
     if not isinstance(calls, list):
-        raise InvalidRequest(f"{place} must be a list", param=place)
+        raise InvalidRequest(f"{place} must be a list", param=place, code="invalid_type")
     read = []
     for index, call in enumerate(calls):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict):
             param = f"{place}[{index}].function"
-            raise InvalidRequest(f"{param} must be an object", param=param)
+            raise InvalidRequest(f"{param} must be an object", param=param, code="invalid_type")
         known = {**function, "arguments": read_arguments(function.get("arguments"), place)}
         read.append({**call, "type": call.get("type") or "function", "function": known})
     return read

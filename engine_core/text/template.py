@@ -114,6 +114,7 @@ class ChatTemplate:
                 "This model has no chat template, so it takes no messages; use /v1/completions, or start the server "
                 "with --chat-template",
                 param="messages",
+                code="unsupported",
             )
         return template
 

@@ -101,7 +101,7 @@ class AdapterNames:
         inside = [(found / part).resolve().is_relative_to(self.directory) for part in ("", CONFIG, WEIGHTS)]
         if not all(inside) or found == self.directory:
             message = "the adapter's folder and its files must be below --lora-dir"
-            raise InvalidRequest(message, param="lora_path", code="invalid_value")
+            raise InvalidRequest(message, param="lora_path")
         return self._served(name, found)
 
     def _served(self, name: str, folder: Path, param: str = "model") -> Adapter:

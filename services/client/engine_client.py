@@ -131,7 +131,7 @@ class EngineClient:
             self._check_open(self.trouble(now), now)
         if len(requests) > (most := self._limits.unfinished):
             message = f"{len(requests)} prompts in one request; the server takes {most} (--max-queued-requests)"
-            raise InvalidRequest(message, param="prompt", code="invalid_value")
+            raise InvalidRequest(message, param="prompt")
         if self._poison_requests.until:
             for request in requests:
                 self._check_poison(request, now)

@@ -42,7 +42,7 @@ def command(namespace: argparse.Namespace, effective: Effective) -> int:
     """Answer one question or hold a conversation; the exit code."""
     question = piped(namespace.prompt, sys.stdin)
     if question == "":
-        raise ConfigError("--prompt", "", "there is nothing to ask: neither a prompt nor anything piped in")
+        raise ConfigError("--prompt", namespace.prompt, "there is nothing to ask: give a question, or pipe one in")
     fields = request_fields(namespace)
     with server_client(namespace, effective) as client:
         talk = Conversation(client, Screen(sys.stdout), namespace.system, fields)
@@ -73,7 +73,7 @@ def complete_command(namespace: argparse.Namespace, effective: Effective) -> int
     """Complete one text, or each typed line; the exit code."""
     text = piped(namespace.prompt, sys.stdin)
     if text == "":
-        raise ConfigError("--prompt", "", "there is nothing to complete: neither a prompt nor anything piped in")
+        raise ConfigError("--prompt", namespace.prompt, "there is nothing to complete: give a text, or pipe one in")
     fields = {"max_tokens": COMPLETION_TOKENS, "echo": namespace.show_prompt, **request_fields(namespace)}
     with server_client(namespace, effective) as client:
         fields = {"model": client.model(), **fields}

@@ -148,7 +148,7 @@ def refusal(response: Response) -> RequestError:
     if response.status == 429:
         return Overloaded(message, retry_after=response.retry_after or 1.0)
     error = REQUEST_ERRORS.get(response.status, EngineFailure)(message)
-    error.param, error.code = fields.get("param"), fields.get("code")
+    error.param, error.code = fields.get("param"), fields.get("code") or error.code
     return error
 
 

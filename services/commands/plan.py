@@ -50,6 +50,7 @@ from penstock.engine_core.models.spec import ModelSpec
 from penstock.engine_core.models.vision_cost import tower_weights
 from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError
+from penstock.protocol.kv_store import store_bytes
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
 from penstock.services.commands.progress import fitted
 from penstock.services.supervisor.options import Effective
@@ -114,6 +115,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     kept_bytes: int = 0  # of the host's memory for each GPU, for weights while executors sleep (--keep-weights)
     host_tokens: int = 0  # that --kv-host-memory of each executor has room for, if all KV groups held them
     disk_tokens: int = 0  # the same of --kv-disk-size
+    store_bytes: int = 0  # of the host's memory for each executor, for its part of the store of --kv-store
     encoder_bytes: int = 0  # of the vision encoder's weights, which are among the others, and of the encoder cache
     encoder_rows: int = 0  # image tokens that the cache has room for; 0: the model sees no images
 
@@ -202,6 +204,7 @@ def plan(config: Config, gpu: str) -> Plan:
         adapter_bytes=share.adapter_bytes,
         host_tokens=host_tokens(config, shape),
         disk_tokens=disk_tokens(config, shape),
+        store_bytes=store_bytes(config.executor.kv_store),
         kept_bytes=share.weight_bytes if config.executor.keep_weights else 0,
         encoder_bytes=share.encoder_bytes,
         encoder_rows=0 if spec.vision is None else encoder_rows(spec.vision, config.model.mm_encoder_cache_tokens),
@@ -393,6 +396,7 @@ def text(found: Plan) -> str:
         f"  KV cache            {found.cache_tokens:>8,} tokens, {found.blocks:,} blocks of {found.block_size}",
         *([f"  in host memory      {found.host_tokens:>8,} tokens"] if found.host_tokens else []),
         *([f"  on disk             {found.disk_tokens:>8,} tokens"] if found.disk_tokens else []),
+        *([f"  shared store        {gib(found.store_bytes):>8} GiB of host memory"] if found.store_bytes else []),
         *([f"  kept while asleep   {gib(found.kept_bytes):>8} GiB of host memory"] if found.kept_bytes else []),
         "",
         "  tokens of a request   at once",

@@ -151,7 +151,7 @@ def checked(raw: bytes, number: int, seen: set[str]) -> Line:
         raise InvalidRequest(message, param="custom_id", code="duplicate_custom_id")
     if line.body.get("stream"):
         message = f"line {number}: body.stream: a batch has no streams"
-        raise InvalidRequest(message, param="body.stream", code="invalid_value")
+        raise InvalidRequest(message, param="body.stream")
     seen.add(line.custom_id)
     return line
 

@@ -47,7 +47,8 @@ def command(namespace: argparse.Namespace, effective: Effective) -> int:
     group = Group(size=config.model.tensor_parallel_size)  # the first of so many ranks, which exchanges nothing
     with compilers(device) as processes:
         model = registry.build(
-            spec, dtype, device, length, group=group, expert_parallel=config.model.expert_parallel
+            spec, dtype, device, length,
+            group=group, expert_parallel=config.model.expert_parallel, adapters=config.model.enable_lora,
         )  # weights stay what the memory held
         options = runner_options(config, spec, model, length, device, dtype, group)
         compile_steps(model, options, options.step_tokens, None, processes)

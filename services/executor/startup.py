@@ -79,9 +79,8 @@ from penstock.services.executor.product_tuning import log_chip, take_measured, t
 from penstock.services.executor.rendezvous import Generation
 from penstock.services.executor.sleep import FIRST_LIFE, EarlierLife
 from penstock.services.supervisor import logs, process
-from penstock.services.supervisor.banner import ADAPTERS, WEIGHTS
+from penstock.services.supervisor.banner import executor_facts
 from penstock.services.supervisor.process import StartupPhases
-from penstock.services.supervisor.sd_notify import notify
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +99,7 @@ class Engine:
     warm: tuple[tuple[int, float], ...] = ()  # positions and seconds of each warm-up step
     copies: BlockCopier | None = None  # None: no KV blocks are kept in the host's memory
     life: EarlierLife = FIRST_LIFE  # what the image after this one is told
+    facts: tuple[str, ...] = ()  # for the banner
 
 
 def start(
@@ -144,7 +144,7 @@ def start(
             model = registry.build(
                 spec, dtype, device, length,
                 group=group, invariant=config.model.batch_invariant, expert_parallel=config.model.expert_parallel,
-                draft=drafting,
+                adapters=config.model.enable_lora, draft=drafting,
             )  # fmt: skip
             spec, whole = model.spec, spec  # of this stage's layers
             tower, draft = registry.build_tower(model), build_draft(config, drafting, model, length)
@@ -154,7 +154,8 @@ def start(
             options = replace(
                 options, adapters=make_places(config.model, model, whole), encoder=make_encoder(config, tower)
             )
-            phases.begin("compiling kernels")
+            if device.type == "cuda":
+                phases.begin("compiling kernels")
             if not config.model.batch_invariant:
                 take_measured(device)
             compile_steps(model, options, options.step_tokens, draft, processes, again=again)
@@ -169,8 +170,7 @@ def start(
         attach_store(config, index, copies, Served(spec, drafting, length, group, dtype, tuple(folders), files))
         warm = warm_up(config, runner, spec, phases, again=again)
         phases.begin("checking the weights")
-        if checks is not None:
-            notify(f"{WEIGHTS}={checks.finish()}")
+        verified = "" if checks is None else checks.finish()
         if not loading.path:  # what an update has brought may say something else
             check_output(config, runner, path, encoder=spec.encoder)
     parts = [part for part in (model, draft, tower) if part is not None]
@@ -178,9 +178,10 @@ def start(
     ready = with_tiers(config, ready, copies)
     log_loaded(ready, options, shape, draft)
     log_notes(config, model, draft, path, device)
-    verified = "" if checks is None else checks.stamp
-    life = EarlierLife(key, measured=memory.measured, verified=verified, files=files.hex())
-    return Engine(runner, ready, live_weights(config, model, tower, path), loading, warm, copies, life)
+    stamp = "" if checks is None else checks.stamp
+    life = EarlierLife(key, measured=memory.measured, verified=stamp, files=files.hex())
+    facts = executor_facts(verified, 0 if options.adapters is None else options.adapters.memory.nbytes)
+    return Engine(runner, ready, live_weights(config, model, tower, path), loading, warm, copies, life, facts)
 
 
 def describe(
@@ -242,7 +243,6 @@ def make_places(config: ModelConfig, model: Decoder, whole: ModelSpec) -> Adapte
         return None
     places = AdapterPlaces(model, whole, config.max_loras, config.max_lora_rank, experts=config.lora_experts)
     logs.info(log, "adapter_places", count=places.count, rank=places.rank, bytes=places.memory.nbytes)
-    notify(f"{ADAPTERS}={places.memory.nbytes / (1 << 30):.2f} GiB")
     return places
 
 
@@ -438,7 +438,8 @@ def warm_up(
         began = time.perf_counter()
         runner.collect(runner.launch(plan))
         took.append((chunk_positions(plan.chunks), time.perf_counter() - began))
-    phases.begin("capturing graphs")
+    if runner.options.graphs is not None:
+        phases.begin("capturing graphs")
     runner.prepare(largest=again)
     runner.reset()
     return tuple(took)

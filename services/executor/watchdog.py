@@ -18,18 +18,17 @@ DECAY = 0.9  # of a measured time, at each later measurement of that size
 
 
 class WatchdogStatistics(msgspec.Struct, frozen=True):
-    """Seconds that the present step has taken and may take; the slowest time measured, by size of steps."""
+    """Seconds that the present step has taken and may take."""
 
     elapsed: float
     allowed: float
-    measured: tuple[tuple[int, float], ...]  # size (positions in binary digits), seconds
 
 
 class Watchdog:
     """The main thread announces steps, another one ticks. Each attribute is only replaced as a whole."""
 
     def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}  # by the size of steps
+        self._seconds: dict[int, float] = {}  # by the size of steps: their positions in binary digits
         self._elapsed = 0.0
         self._allowed = float("inf")
 
@@ -67,4 +66,4 @@ class Watchdog:
         return self._elapsed > self._allowed
 
     def statistics(self) -> WatchdogStatistics:
-        return WatchdogStatistics(self._elapsed, self._allowed, tuple(sorted(self._seconds.items())))
+        return WatchdogStatistics(self._elapsed, self._allowed)

@@ -106,7 +106,7 @@ class RequestParser:
     @property
     def refusal(self) -> RequestError | None:
         """Why the head at hand is refused, where there is more to say than that it is no HTTP/1.1."""
-        return UnknownVersion(VERSIONS, code="http_version_not_supported") if self._version_refused else None
+        return UnknownVersion(VERSIONS) if self._version_refused else None
 
     @property
     def offered(self) -> bool:
@@ -189,8 +189,10 @@ class Connection(HttpToolsProtocol):
         limits: ConnectionLimits | None = None,
         limiter: ConnectionLimiter | None = None,
         application: ASGIApp | None = None,
+        refusal: RequestError | None = None,
     ) -> None:
-        """application: what the listener of this connection serves; None: the configuration's."""
+        """application: what the listener of this connection serves; None: the configuration's. refusal: the answer to
+        whatever is asked."""
         super().__init__(config, server_state, app_state, _loop)
         if application is not None:
             self.app = application
@@ -207,7 +209,7 @@ class Connection(HttpToolsProtocol):
         self._timed = Phase.IDLE  # the phase that the timer is for
         self._timer: asyncio.TimerHandle | None = None
         self._refused = False
-        self._refusal: RequestError | None = None  # what was found wrong with the head
+        self._refusal = refusal  # what was found wrong with the head
         self._cycles: deque[RequestResponseCycle] = deque()  # the one that is served, and those that came behind it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -261,6 +263,8 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self._requests.offered:
             return  # the same head comes once more, without the offer
+        if self._refusal is not None:
+            raise self._refusal
         try:
             check_head(self._requests.get_http_version(), self.headers)
         except RequestError as error:
@@ -298,7 +302,7 @@ class Connection(HttpToolsProtocol):
         limit = self._limits.head_bytes
         if max(self._head, self._fruitless) > limit:
             message = f"the head of the request is larger than {limit} bytes (--max-header-bytes)"
-            self._refuse(HeadTooLarge(message, code="head_too_large"))
+            self._refuse(HeadTooLarge(message))
             return
         refusal = self._refusal or self._requests.refusal
         self._refuse(refusal or InvalidRequest("the request is not valid HTTP/1.1", code="invalid_http"))
@@ -411,14 +415,14 @@ def check_head(version: str, headers: Headers) -> None:
     feeds) is refused by llhttp already.
     """
     if version not in ("1.0", "1.1"):
-        raise UnknownVersion(VERSIONS, code="http_version_not_supported")
+        raise UnknownVersion(VERSIONS)
     given = b",".join(value for name, value in headers if name == b"transfer-encoding").lower()
     codings = [coding.strip() for coding in given.split(b",") if given]
     if codings and version == "1.0":
         raise InvalidRequest("HTTP/1.0 has no transfer codings", code="invalid_http")
     if codings and codings != [CHUNKED]:
         message = "the only transfer coding of a request that is served is chunked"
-        raise UnknownCoding(message, code="unsupported_transfer_coding")
+        raise UnknownCoding(message)
     hosts = sum(name == b"host" for name, _ in headers)
     if hosts > 1 or (not hosts and version == "1.1"):
         raise InvalidRequest("the header Host must be there once", code="invalid_host")

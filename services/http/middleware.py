@@ -33,7 +33,6 @@ from penstock.services.http.request_context import (
     bug,
     digest,
     new_trace,
-    reason_of,
 )
 from penstock.services.http.routing import MAX_SHOWN, UNKNOWN_PATH, Access, Methods, Router
 from penstock.services.http.security import Cors, Keys, TrustedHosts
@@ -161,9 +160,9 @@ class Middleware:
         except Exception:  # guard: design 7, one request that finds a bug of ours ends alone
             refusal = bug(context)
             if outcome.status:
-                outcome.reason = reason_of(refusal)
+                outcome.reason = refusal.code
                 raise
-        outcome.reason = reason_of(refusal)
+        outcome.reason = refusal.code
         body = dialect.encode_error(refusal, context.id.decode())
         await context.send_json(body, refusal.status, error_headers(refusal))
 
@@ -171,7 +170,7 @@ class Middleware:
         given = key_of(context)
         if given is None or not self._keys.accepts(given):
             what = "You didn't provide an API key" if given is None else "Incorrect API key provided"
-            raise Unauthorized(f"{what}; send it as the header Authorization: Bearer KEY", code="invalid_api_key")
+            raise Unauthorized(f"{what}; send it as the header Authorization: Bearer KEY")
         context.tenant = digest(b"key:" + given)
 
     def _account(self, context: RequestContext) -> None:

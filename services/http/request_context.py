@@ -24,7 +24,6 @@ from penstock.protocol.errors import (
     InvalidRequest,
     Overloaded,
     PayloadTooLarge,
-    RequestError,
     UnsupportedMediaType,
 )
 from penstock.protocol.messages import Adapter, Client, TraceContext
@@ -240,7 +239,7 @@ class RequestContext:
         for value in self.headers.get(b"content-type", ()):
             kind = value.split(b";", 1)[0].strip().lower()
             if kind != b"application/json" and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
-                raise UnsupportedMediaType("the content type must be application/json", code="unsupported_media_type")
+                raise UnsupportedMediaType("the content type must be application/json")
         for value in self.headers.get(b"content-encoding", ()):
             if value.strip().lower() != b"identity":
                 raise UnsupportedMediaType("the body must not be compressed", code="unsupported_content_encoding")
@@ -252,13 +251,7 @@ class RequestContext:
 
 
 def too_large(limit: int) -> PayloadTooLarge:
-    message = f"the body is larger than {limit} bytes (--max-body-bytes)"
-    return PayloadTooLarge(message, code="request_too_large")
-
-
-def reason_of(error: RequestError) -> str:
-    """The error in one word, as log and metrics have it."""
-    return error.code or error.type
+    return PayloadTooLarge(f"the body is larger than {limit} bytes (--max-body-bytes)")
 
 
 def bug(context: RequestContext) -> EngineFailure:

@@ -80,13 +80,15 @@ class Router:
         if methods:
             allowed = ", ".join(sorted({*methods, *(("HEAD",) if "GET" in methods else ())}))
             message = f"{method} is not allowed on {shown}; allowed: {allowed}"
-            return MethodNotAllowed(message, code="method_not_allowed", allowed=allowed)
+            return MethodNotAllowed(message, allowed=allowed)
         near = self._near(path)
         suggestion = f"; {near} is served" if near else self._elsewhere.get(path, "")
         return NotFound(f"there is nothing at {shown}{suggestion}", code=UNKNOWN_PATH)
 
     def _near(self, path: str) -> str:
-        """The path that is meant where a base URL lacks the prefix or has it twice, or a slash is too many."""
+        """The path that is meant where a base URL lacks the prefix or has it twice, a slash is too many, or a plural is
+        missing."""
         bare = path.rstrip("/")
-        candidates = (bare, self._prefix + bare, bare.removeprefix(self._prefix))
+        whole = (bare, self._prefix + bare, bare.removeprefix(self._prefix))
+        candidates = (*whole, *(found + "s" for found in whole))
         return next((candidate for candidate in candidates if candidate in self._paths), "")

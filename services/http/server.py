@@ -25,7 +25,7 @@ import uvicorn
 from penstock.protocol.admin import OPTION as ADMIN
 from penstock.protocol.admin import read_admin_address
 from penstock.protocol.config import ApiConfig
-from penstock.protocol.errors import ConfigError
+from penstock.protocol.errors import ConfigError, InvalidRequest
 from penstock.services.supervisor import address, logs
 
 log = logging.getLogger(__name__)
@@ -218,13 +218,13 @@ class ConnectionLimiter:
 async def accept(
     listener: Socket,
     limiter: ConnectionLimiter,
-    make: Callable[[], asyncio.Protocol],
+    make: Callable[..., asyncio.Protocol],
     encryption: ssl.SSLContext | None,
     handshake: float,
 ) -> None:
     """Accept connections until cancelled; `make` gives each its protocol, which releases it at the `limiter`.
 
-    A TLS handshake may take `handshake` seconds. Raises OSError for a broken listener.
+    A TLS handshake may take `handshake` seconds, its first byte as many. Raises OSError for a broken listener.
     """
     loop = asyncio.get_running_loop()
     handshakes: set[asyncio.Task[None]] = set()
@@ -243,7 +243,7 @@ async def accept(
             await asyncio.sleep(PAUSE)
             continue
         limiter.acquire()
-        task = loop.create_task(connect(peer, limiter, make(), encryption, handshake))
+        task = loop.create_task(connect(peer, limiter, make, encryption, handshake))
         handshakes.add(task)
         task.add_done_callback(handshakes.discard)
 
@@ -251,21 +251,39 @@ async def accept(
 async def connect(
     peer: Socket,
     limiter: ConnectionLimiter,
-    protocol: asyncio.Protocol,
+    make: Callable[..., asyncio.Protocol],
     encryption: ssl.SSLContext | None,
     handshake: float,
 ) -> None:
-    """Hand an accepted connection to its protocol, after the TLS handshake if there is one."""
-    seconds = handshake if encryption is not None else None
+    """Hand an accepted connection to its protocol, after the TLS handshake if there is one. A client that speaks plain
+    HTTP instead is told so."""
+    protocol = None
     try:
+        if encryption is not None and (await first_byte(peer, handshake)).isupper():
+            encryption = None
+            protocol = make(refusal=InvalidRequest("this port speaks HTTPS, and http:// came", code="https_required"))
+        else:
+            protocol = make()
         await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: protocol, peer, ssl=encryption, ssl_handshake_timeout=seconds
+            lambda: protocol, peer, ssl=encryption, ssl_handshake_timeout=handshake if encryption is not None else None
         )
     except (OSError, ssl.SSLError) as error:  # the client's fault, and no answer would reach it
         logs.debug(log, "no_handshake", reason=str(error))
         peer.close()
         if not getattr(protocol, "transport", None):
             limiter.release()
+
+
+async def first_byte(peer: Socket, seconds: float) -> bytes:
+    """What a client begins with, a capital in HTTP and 22 in TLS, which stays to be read. Raises TimeoutError, and
+    OSError for one that is gone."""
+    loop, there = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(peer, there.set)
+    try:
+        await asyncio.wait_for(there.wait(), seconds)
+    finally:
+        loop.remove_reader(peer)
+    return peer.recv(1, socket.MSG_PEEK)
 
 
 def connection_limit(wanted: int, links: int) -> int:

@@ -28,6 +28,7 @@ import zmq
 from penstock.protocol.errors import LinkError
 from penstock.protocol.links import (
     MALFORMED,
+    MOST_BYTES,
     Credit,
     Goodbye,
     Hello,
@@ -221,7 +222,7 @@ class Link:
     def send_each(self, peers: Iterable[Peer], message: Message) -> bool:
         """Send to each of `peers`, encoded once. True when each took it."""
         payload = self._encoder.encode(message)
-        assert len(payload) <= self.spec.max_bytes, "messages are bounded where they are made"
+        assert len(payload) <= MOST_BYTES, "messages are bounded where they are made"
         sent = True
         for peer in peers:
             if peer.credit > 0 and self._peers.get(peer.name) is peer and self._put(peer.name, payload):

@@ -28,7 +28,7 @@ from zmq.utils import z85
 
 from penstock.protocol.config import LinksConfig
 from penstock.protocol.errors import AddressError
-from penstock.protocol.links import HostAddress, LinkSpec, address, given_address, read_address
+from penstock.protocol.links import MOST_BYTES, HostAddress, LinkSpec, address, given_address, read_address
 from penstock.services.links.curve import LinkKeys, read_keys
 from penstock.services.supervisor import logs
 
@@ -244,7 +244,7 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, spec: LinkSp
     made = context.socket(kind)
     made.setsockopt(zmq.SNDHWM, spec.high_water)
     made.setsockopt(zmq.RCVHWM, spec.high_water)
-    made.setsockopt(zmq.MAXMSGSIZE, spec.max_bytes)
+    made.setsockopt(zmq.MAXMSGSIZE, MOST_BYTES)
     made.setsockopt(zmq.LINGER, 0)
     return made
 

@@ -104,7 +104,7 @@ def params_of_each(params: Params, count: int) -> list[SamplingParams | None]:
         return [params] * count
     if len(params) != count:
         message = f"there are {len(params)} sampling_params for {count} prompts"
-        raise InvalidRequest(message, param="sampling_params", code="invalid_value")
+        raise InvalidRequest(message, param="sampling_params")
     return list(params)
 
 
@@ -129,7 +129,7 @@ def checked_priorities(priority: Sequence[int] | None, count: int) -> Sequence[i
         return [0] * count
     if len(priority) != count:
         message = f"there are {len(priority)} priorities for {count} prompts"
-        raise InvalidRequest(message, param="priority", code="invalid_value")
+        raise InvalidRequest(message, param="priority")
     for rank in priority:
         if not limits.PRIORITY_MIN <= rank <= limits.PRIORITY_MAX:
             raise invalid("priority", f": {rank} is out of range")
@@ -299,7 +299,7 @@ def adapters_of(loras: Loras, count: int, model: ModelInfo) -> list[Adapter | No
     each = [loras] * count if loras is None or isinstance(loras, LoRARequest) else list(loras)
     if len(each) != count:
         message = f"there are {len(each)} lora_request for {count} prompts"
-        raise InvalidRequest(message, param="lora_request", code="invalid_value")
+        raise InvalidRequest(message, param="lora_request")
     found = {lora: adapter_of(lora, model) for lora in set(each) if lora is not None}
     return [None if lora is None else found[lora] for lora in each]
 

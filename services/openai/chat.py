@@ -184,7 +184,7 @@ def reasoning_of(request: ChatRequest) -> Reasoning:
     budget, other = request.thinking_token_budget, request.max_thinking_tokens
     if budget is not None and other is not None and budget != other:
         message = "thinking_token_budget and max_thinking_tokens differ; give one of them"
-        raise InvalidRequest(message, param="max_thinking_tokens", code="invalid_value")
+        raise InvalidRequest(message, param="max_thinking_tokens")
     return Reasoning(
         effort=request.reasoning_effort or "",
         budget=other if budget is None else budget,

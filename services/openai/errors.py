@@ -35,7 +35,7 @@ class ErrorDetail(msgspec.Struct, frozen=True):
     message: str
     type: str
     param: str | None
-    code: str | None
+    code: str
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):

@@ -29,7 +29,6 @@ from penstock.services.http.request_context import (
     ClientDisconnect,
     RequestContext,
     bug,
-    reason_of,
 )
 from penstock.services.openai.answers import Identity
 from penstock.services.openai.app_state import AppState
@@ -213,7 +212,7 @@ def note(outputs: OutputCollector, context: RequestContext) -> None:
     outcome, usage = context.outcome, outputs.usage
     outcome.prompt_tokens, outcome.completion_tokens = usage.prompt_tokens, usage.completion_tokens
     if outputs.error is not None and not outputs.disconnected:
-        outcome.reason = reason_of(outputs.error)
+        outcome.reason = outputs.error.code
     if outputs.first_token is not None:
         outcome.first_token = outputs.first_token - context.started
     if outputs.operation is not None:

@@ -123,7 +123,7 @@ def page(app: AppState, query: str) -> ModelPage:
     states, most = {name: each for each, name in served(app)}, int(limit)
     names = list(states)
     if "after_id" in asked and "before_id" in asked:
-        raise InvalidRequest("after_id and before_id cannot both be given", param="before_id", code="invalid_value")
+        raise InvalidRequest("after_id and before_id cannot both be given", param="before_id")
     if "before_id" in asked:
         rest = names[: place(names, asked["before_id"], "before_id")]
         found = rest[-most:]

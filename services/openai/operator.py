@@ -262,7 +262,7 @@ async def abort_request(app: AppState, context: RequestContext) -> None:
     request = await optional(context, AbortRequest)
     if request.abort_all == bool(request.rid):
         why = "give rid, the id of a request, or abort_all: true for all of them"
-        raise InvalidRequest(why, param="rid", code="invalid_value")
+        raise InvalidRequest(why, param="rid")
     await ask(app, AbortAll(0, request.rid))
     await context.send_body(b"", b"text/plain; charset=utf-8")
 
@@ -328,17 +328,16 @@ def weights_folder(directory: str, path: str) -> Path:
         raise InvalidRequest("the model has no weights_dir", param="model", code="unsupported")
     within = Path(directory).resolve()
     folder = (within / path).resolve()
-    outside = InvalidRequest("the folder and its files must be below --weights-dir", param="model_path",
-                             code="invalid_value")  # fmt: skip
+    outside = InvalidRequest("the folder and its files must be below --weights-dir", param="model_path")  # fmt: skip
     if not folder.is_relative_to(within) or folder == within:
         raise outside
     if not folder.is_dir():
-        raise NotFound("model_path: there is no such folder below --weights-dir", param="model_path", code="not_found")
+        raise NotFound("model_path: there is no such folder below --weights-dir", param="model_path")
     try:
         files = [folder / CONFIG, *find_files(folder)]
     except ModelError as error:
         why = str(error).replace(f"{folder}/", "")
-        raise InvalidRequest(why, param="model_path", code="invalid_value") from None
+        raise InvalidRequest(why, param="model_path") from None
     if not all(file.resolve().is_relative_to(within) for file in files):
         raise outside
     return folder

@@ -154,7 +154,7 @@ def choices(request: GenerationRequest, prompts: int) -> int:
     n = request.n or 1
     if n * prompts > limits.MAX_CHOICES:
         message = f"{prompts} prompts with n={n} make {n * prompts} choices; at most {limits.MAX_CHOICES} are served"
-        raise InvalidRequest(message, param="n", code="invalid_value")
+        raise InvalidRequest(message, param="n")
     return n
 
 

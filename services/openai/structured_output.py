@@ -73,7 +73,7 @@ def grammar_of(request: GenerationRequest) -> Grammar | None:
             found.append(grammar)
     if len(found) > 1:
         first, second = found[0].param, found[1].param
-        raise InvalidRequest(f"{first} and {second} cannot both be given", param=second, code="invalid_value")
+        raise InvalidRequest(f"{first} and {second} cannot both be given", param=second)
     whitespace = whitespace_of(request)
     if found:
         grammar = found[0]
@@ -90,7 +90,7 @@ def whitespace_of(request: GenerationRequest) -> str:
     """The whitespace between JSON tokens that the request asks for; empty if it says nothing."""
     if request.whitespace is not None and request.guided_whitespace_pattern is not None:
         name = "guided_whitespace_pattern"
-        raise InvalidRequest(f"whitespace and {name} cannot both be given", param=name, code="invalid_value")
+        raise InvalidRequest(f"whitespace and {name} cannot both be given", param=name)
     return request.whitespace or request.guided_whitespace_pattern or ""
 
 
@@ -132,7 +132,7 @@ def structured_outputs(raw: msgspec.Raw, name: str) -> Grammar | None:
     if len(found) != 1:
         both = f"{found[0].param} and {found[1].param} cannot both be given" if found else ""
         message = both or f"{name} must hold one of {', '.join(KINDS)}"
-        raise InvalidRequest(message, param=found[1].param if found else name, code="invalid_value")
+        raise InvalidRequest(message, param=found[1].param if found else name)
     whitespace = form.whitespace_pattern or ("none" if form.disable_any_whitespace else found[0].whitespace)
     return msgspec.structs.replace(found[0], whitespace=whitespace)
 

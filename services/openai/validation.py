@@ -92,7 +92,7 @@ def decode(body: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T], path: st
         raise InvalidRequest(what, param=path or None, code="invalid_json") from error
     except RecursionError as error:
         message = f"{path or 'the body'} is nested deeper than {limits.MAX_JSON_DEPTH} levels"
-        raise InvalidRequest(message, param=path or None, code="invalid_value") from error
+        raise InvalidRequest(message, param=path or None) from error
 
 
 def with_whole_numbers(body: bytes | msgspec.Raw) -> bytes:

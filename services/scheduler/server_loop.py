@@ -395,7 +395,7 @@ class SchedulerLoop:
         if request.automaton is None:
             scheduler.submit(request, self._clients.source(peer), now)
         elif self._bitmasks.most < self._config.model.max_num_seqs:
-            self._clients.reject(peer, Rejected(id=request.id, status=400, message=NO_MASKS))
+            self._clients.reject(peer, Rejected(id=request.id, status=400, message=NO_MASKS, code="unsupported"))
         else:
             self._traces.wait(request, now)
             self._grammars.take(peer, request)

@@ -74,6 +74,12 @@ def engine_facts(status: EngineStatus) -> tuple[str, ...]:
     return (f"{ENGINE}={msgspec.json.encode(status).decode()}",)
 
 
+def executor_facts(verified: str, adapter_bytes: int) -> tuple[str, ...]:
+    """The same of an executor's: how its weights were verified, empty if not, and the memory of places for adapters."""
+    weights = (f"{WEIGHTS}={verified}",) if verified else ()
+    return (*weights, f"{ADAPTERS}={adapter_bytes / (1 << 30):.2f} GiB") if adapter_bytes else weights
+
+
 def serving(
     config: Config, children: Sequence[Child], model: str, seconds: float, spec: ModelSpec, *, chat: bool
 ) -> Serving:

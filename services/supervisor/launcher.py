@@ -229,7 +229,7 @@ class Launcher:
         self._children.append(child)
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
         self._selector.register(child.output, selectors.EVENT_READ, child)
-        logs.debug(log, "started", process=child.name, pid=child.pid)
+        logs.debug(log, "started", child=child.name, pid=child.pid)
 
     def _on_child(self, child: Child, descriptor: int) -> None:
         if child not in self._children:
@@ -256,7 +256,7 @@ class Launcher:
                         self._restarts[child.model].recovered(child.role, child.index)
                     starting = not self._was_ready and not self._shutdown.begun
                     if child.status != before and starting and not self._progress.shown:
-                        logs.info(log, "status", process=child.name, status=child.status)
+                        logs.info(log, "status", child=child.name, status=child.status)
         self._progress.update(self._children)
         if not self._shutdown.begun and not self._all_ready and self._complete():
             self._all_ready = True
@@ -353,7 +353,7 @@ class Launcher:
         """
         if child.code == ExitCode.GROUP:  # another process failed, which is handled by itself
             self._all_ready = False
-            logs.warning(log, "group_broken", process=child.name, pid=child.pid)
+            logs.warning(log, "group_broken", child=child.name, pid=child.pid)
             self._restarts[child.model].ended_with_group(child.role, child.index, time.monotonic())
             return
         self._progress.close()
@@ -361,7 +361,7 @@ class Launcher:
         error = child.fields.get(ERROR_FIELD)
         said = {"reason": str(read_error(error))} if error else {"last": last}
         if self._was_ready or self._owner is None:  # an owner raises why its engine did not start
-            logs.error(log, "process_died", process=child.name, pid=child.pid, **child.ending(), **said)
+            logs.error(log, "process_died", child=child.name, pid=child.pid, **child.ending(), **said)
         if self._was_ready:
             self._restart(child)
             return
@@ -375,7 +375,7 @@ class Launcher:
         """The system refused to create a process; handled like a death."""
         name = process.name_of(role, index, model)
         self._progress.close()
-        logs.error(log, "process_not_started", process=name, reason=reason)
+        logs.error(log, "process_not_started", child=name, reason=reason)
         if self._was_ready:
             ending = f"a start that failed: {reason}"
             self._schedule_restart(role, index, model, ending, f"cannot be started ({reason})")
@@ -394,7 +394,7 @@ class Launcher:
         name = process.name_of(role, index, model)
         found = self._restarts[model].died(role, index, ending, time.monotonic())
         if found is not None:
-            logs.error(log, "beyond_hope", process=name, reason=found.reason)
+            logs.error(log, "beyond_hope", child=name, reason=found.reason)
         notify(f"STATUS={found.reason if found else f'{name} {status} and is started again'}")
 
     def _next_silence_check(self) -> float:
@@ -412,7 +412,7 @@ class Launcher:
             first, child.looked = child.looked == float("-inf"), now
             runs, silent = child.runs(), now - child.beat
             if not first and silent >= (BUSY_SECONDS if runs else SILENCE_SECONDS):
-                logs.error(log, "process_hangs", process=child.name, pid=child.pid, seconds=now - child.beat)
+                logs.error(log, "process_hangs", child=child.name, pid=child.pid, seconds=now - child.beat)
                 child.beat = float("inf")
                 child.signal(signal.SIGKILL)
 
@@ -420,7 +420,7 @@ class Launcher:
         self._shutdown.deadline = float("inf")
         for child in children:
             if child in self._children:
-                logs.warning(log, "killed", process=child.name, pid=child.pid)
+                logs.warning(log, "killed", child=child.name, pid=child.pid)
                 child.signal(signal.SIGKILL)
 
     def _forget(self, child: Child) -> None:

@@ -25,6 +25,7 @@ from penstock.engine_core.tokenizer.vocabulary import read_special
 from penstock.protocol import groups
 from penstock.protocol.config import ApiConfig, Config, adjusted
 from penstock.protocol.errors import ConfigError, ModelError
+from penstock.protocol.kv_store import store_bytes
 from penstock.protocol.links import HostAddress, Role, ports_of, read_address
 from penstock.protocol.parts import ORDER, Parts, count, parts_of
 from penstock.protocol.served_models import engines, names, several, with_options
@@ -267,7 +268,8 @@ def check_kept(loaded: Sequence[tuple[Config, Parts]], gpus: Future[tuple[Gpu, .
         on_gpu = bool(has_gpus(config, parts, gpus))
         need = count * rank_bytes(config, read_spec(Path(config.model.model), config.model.quantization), on_gpu=on_gpu)
         kept += need if options.keep_weights else 0
-        beside += count * (options.kv_host_memory + options.state_host_memory) + (0 if on_gpu else need)
+        tiers = options.kv_host_memory + options.state_host_memory + store_bytes(options.kv_store)
+        beside += count * tiers + (0 if on_gpu else need)
     if kept + beside > (room := available_memory()):
         other = f", beside {gib(beside)} that executors take of it" if beside else ""
         why = f"kept weights take {gib(kept)} of the host's memory{other}, and {gib(room)} are free"

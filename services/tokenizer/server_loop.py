@@ -103,9 +103,6 @@ class Workers:
 class TokenizerLoopStatistics(msgspec.Struct, frozen=True):
     """Counters since the start, and present numbers."""
 
-    apis: int  # now
-    queued: int  # now: short prompts that wait to be encoded on the loop
-    in_threads: int  # now: long prompts that are being encoded
     compiling: int  # now: requests whose grammar is being compiled
     stalls: int  # times that a link had no credit for the next message
     frontend: FrontendStatistics
@@ -233,9 +230,6 @@ class TokenizerLoop:
 
     def statistics(self) -> TokenizerLoopStatistics:
         return TokenizerLoopStatistics(
-            apis=len(self._apis),
-            queued=len(self._short),
-            in_threads=len(self._work),
             compiling=self._workers.waiting,
             stalls=self._stalls,
             frontend=self._frontend.statistics(),

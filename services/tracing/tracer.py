@@ -191,7 +191,7 @@ class Operation:
         if collector.name and refusal is None:
             attributes[names.GEN_AI_RESPONSE_ID] = collector.name
         if error is not None:
-            attributes[names.ERROR_TYPE] = error.code or error.type
+            attributes[names.ERROR_TYPE] = error.code
         elif collector.disconnected:
             attributes[names.ERROR_TYPE] = "client_left"
         if self._prompts:

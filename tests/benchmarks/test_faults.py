@@ -16,7 +16,7 @@ from benchmarks.server import Server
 
 LOG = """\
 2026-11-22T03:00:00.000Z info executor-0 loaded device=cpu dtype=float32 blocks=100 tokens=1600 seconds=1.5
-2026-11-22T03:00:10.250Z error launcher process_died process=executor-0 pid=7 signal=SIGKILL last=""
+2026-11-22T03:00:10.250Z error launcher process_died child=executor-0 pid=7 signal=SIGKILL last=""
 2026-11-22T03:00:12.000Z info executor-0 loaded device=cpu dtype=float32 blocks=99 tokens=1584 seconds=1.25
 2026-11-22T03:00:12.500Z info launcher serving_again
 """
@@ -70,7 +70,7 @@ def test_deaths_of_a_process_are_never_too_many_and_put_its_start_off() -> None:
 
 
 def test_what_the_log_says_of_a_blow(server: Server) -> None:
-    assert said(server, "process_died process=executor-", [FELL]) == pytest.approx(0.25, abs=1e-3)
+    assert said(server, "process_died child=executor-", [FELL]) == pytest.approx(0.25, abs=1e-3)
     assert said(server, "serving_again", [FELL]) == pytest.approx(2.5, abs=1e-3)
     assert said(server, "serving_again", [FELL + 60]) is None
     assert said(server, "serving_again", []) is None

@@ -178,7 +178,7 @@ def test_a_process_that_keeps_failing_makes_the_server_say_so(tmp_path: Path) ->
         refused = http.post(COMPLETIONS, json=SHORT)
         assert (refused.status_code, refused.json()["error"]["type"]) == (503, "service_unavailable")
         assert http.get("/health/live").status_code == 200
-        assert f'beyond_hope process=executor-0 reason="{reason}' in server.log.read_text()
+        assert f'beyond_hope child=executor-0 reason="{reason}' in server.log.read_text()
         ended(server)
 
 

@@ -127,7 +127,7 @@ def test_a_dead_process_is_started_again(tmp_path: Path) -> None:
             server.healthy()
             after = server.children()
             assert {each for each in before if before[each] != after[each]} == {role}
-            assert f"process_died process={role}-0" in server.log.read_text()
+            assert f"process_died child={role}-0" in server.log.read_text()
             body = {"prompt": "Once upon a time", "max_tokens": 4}
             assert httpx.post(server.url + "/v1/completions", json=body, timeout=LIMIT).status_code == 200
         server.process.send_signal(signal.SIGTERM)

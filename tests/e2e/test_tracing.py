@@ -247,7 +247,8 @@ def test_a_start_is_a_trace_of_all_processes(traced: Server, sink: Collector) ->
     assert set(starts) == wanted
     assert {span["parent"] for name, span in starts.items() if name != "start launcher"} == {launcher["id"]}
     stages = [span["name"] for span in spans if span["parent"] == starts["start executor-0"]["id"]]
-    assert {"importing", "loading weights", "making the KV cache", "capturing graphs"} <= set(stages)
+    assert {"importing", "loading weights", "making the KV cache", "warming up"} <= set(stages)
+    assert not {"compiling kernels", "capturing graphs"} & set(stages), "a CPU does neither"
     ids = {span["id"] for span in spans}
     assert all(span["parent"] in ids for span in spans if span["id"] != launcher["id"])
 

@@ -77,7 +77,6 @@ def test_every_path_gives_the_same_tokens(name: str, dtype: torch.dtype) -> None
     assert engine.answer(prompts()) == base(dtype)
     graphs = engine.runner.graphs
     if graphs is not None:
-        assert graphs.captures.waiting == ()
         steps = engine.runner.statistics().steps - prewarmed
         assert min(graphs.forward.replays, graphs.sampling.replays) >= steps - 2
 
@@ -91,7 +90,6 @@ def test_a_draft_model_gives_the_same_tokens(name: str, dtype: torch.dtype) -> N
     found = engine.scheduler.statistics()
     assert found.accepted_tokens > 0.8 * found.draft_tokens > 0
     if engine.runner.draft_graphs is not None:
-        assert engine.runner.draft_graphs.captures.waiting == ()
         assert engine.runner.draft_graphs.replays > found.drafts / 64
 
 

@@ -54,7 +54,7 @@ def answers(group: Group, cell: Cell, asked: list[Prompt]) -> Answers:
     device = f"cuda:{group.stage * group.size + group.rank}"
     engine: Any = Engine(cell, demo_folder(), dtype=torch.bfloat16, device=device, draft=draft_folder(), group=group)
     if group.several and not group.answers:
-        follow(engine.runner, group)
+        follow(engine.runner, engine.copier, group)
         return {}
     runner = engine.runner
     if group.several:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 
@@ -16,7 +17,9 @@ from penstock.protocol.errors import (
     RequestError,
     Unsupported,
     UnsupportedSchema,
+    error_of,
 )
+from penstock.protocol.messages import Rejected
 
 
 def kinds() -> list[type[Exception]]:
@@ -55,6 +58,25 @@ def test_every_status_has_an_openai_type():
         504: "timeout_error",
         505: "invalid_request_error",
     }
+
+
+def requests() -> list[type[RequestError]]:
+    return [kind for kind in kinds() if issubclass(kind, RequestError)]
+
+
+@pytest.mark.parametrize("kind", requests(), ids=lambda kind: kind.__name__)
+def test_every_refusal_has_a_code(kind: type[RequestError]) -> None:
+    """Also where whoever refuses names none, and on its way from the process that refuses to the client."""
+    assert re.fullmatch("[a-z_]+", kind.code)
+    error = kind.__new__(kind)
+    RequestError.__init__(error, "why", code=None)
+    assert error.code == kind.code
+
+
+@pytest.mark.parametrize("status", sorted({kind.status for kind in requests()}))
+def test_a_rejection_without_a_code_gets_one(status: int) -> None:
+    assert error_of(Rejected(id=1, status=status, message="why")).code
+    assert error_of(Rejected(id=1, status=status, message="why", code="")).code
 
 
 def test_what_is_not_built_is_a_400_that_says_so():

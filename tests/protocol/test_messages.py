@@ -182,7 +182,6 @@ def test_rows_of_batches_are_read_back():
     rows = [(*row[:4], row[4].tobytes(), row[5]) for row in text.rows()]
     assert rows == [(7, 0, "a", 2, pack("i", [5, 6]), 0), (1 << 62, 3, "", 0, b"", 2)]
     tokens = TokenBatch(
-        step=1,
         ids=text.ids,
         choices=text.choices,
         counts=pack("i", [0, 2]),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 
 import pytest
 
+from penstock.services.supervisor.logs import HEAD
 from tests.rules.source import Source, none, parse, product
 
 EMPTY_WORDS = frozenset((
@@ -35,6 +37,21 @@ def async_twins(source: Source) -> Iterator[str]:
         plain = re.sub(r"^a(?:sync_)?|_async$", "", node.name)
         if plain != node.name and plain in names:
             yield f"{source.at(node)} {node.name} beside {plain}"
+
+
+def hidden_fields(source: Source) -> Iterator[str]:
+    """Fields of log lines that JSON would have to rename, because each line has one of that name."""
+    for call in source.nodes:
+        if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("logs."):
+            yield from (f"{source.at(call)} {each.arg}=" for each in call.keywords if each.arg in HEAD)
+
+
+def test_no_field_of_a_log_line_has_the_name_of_another() -> None:
+    none(found for source in product() for found in hidden_fields(source))
+
+
+def test_a_hidden_field_is_found() -> None:
+    assert len(list(hidden_fields(parse('logs.info(log, "died", pid=1, process="x")')))) == 1
 
 
 def test_names_say_what_a_thing_is() -> None:

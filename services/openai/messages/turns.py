@@ -52,7 +52,7 @@ def message_prompt(request: MessageRequest | CountRequest, max_tokens: int, mode
     budget = request.thinking_token_budget if isinstance(request, MessageRequest) else None
     if budget is not None and thinking is not None:
         message = "thinking and thinking_token_budget cannot both be given"
-        raise InvalidRequest(message, param="thinking_token_budget", code="invalid_value")
+        raise InvalidRequest(message, param="thinking_token_budget")
     if thinking is not None:
         budget = budget_of(thinking, max_tokens)
     prefilled = request.messages[-1].role == "assistant"

@@ -14,7 +14,7 @@ from starlette.types import Message
 from penstock.protocol.errors import InvalidRequest, RequestError, Unsupported, invalid
 from penstock.services.client.engine_client import EngineClient
 from penstock.services.client.output_collector import OutputCollector
-from penstock.services.http.request_context import ClientDisconnect, RequestContext, bug, reason_of
+from penstock.services.http.request_context import ClientDisconnect, RequestContext, bug
 from penstock.services.metrics.requests import Traffic
 from penstock.services.openai import generation
 from penstock.services.openai.app_state import AppState
@@ -168,7 +168,7 @@ class BackgroundWork:
             turn.failed(error)
         except Exception:  # guard: design 7, one request that finds a bug of ours ends alone
             found = bug(context)
-            context.outcome.reason = reason_of(found)
+            context.outcome.reason = found.code
             turn.failed(found)
         finally:
             await turn.saved()

@@ -231,7 +231,7 @@ def check_options(request: ResponseRequest, store: ResponseStore) -> None:
         raise unsupported("background", "needs a server with --api-processes 1, where whoever asks finds who runs it")
     if request.store is False or not store.keeps:
         message = "background needs a response that is kept" + ("" if store.keeps else f"; {KEEPS_NONE}")
-        raise InvalidRequest(message, param="background", code="invalid_value")
+        raise InvalidRequest(message, param="background")
 
 
 async def earlier_messages(name: str | None, store: ResponseStore) -> Messages:

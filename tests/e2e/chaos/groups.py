@@ -33,7 +33,7 @@ def calm(server: Server) -> list[Answer]:
 def disturbed(server: Server, undisturbed: Sequence[Answer], number: int, member: int) -> None:
     """Send a signal to one member in a run of all streams, and see its group back."""
     total = sum(len(ids) for answer in undisturbed for ids in answer.tokens.values())
-    died = f"process_died process=executor-{member}"
+    died = f"process_died child=executor-{member}"
     deaths = server.log.read_text().count(died)
 
     def disturb(_: int) -> None:

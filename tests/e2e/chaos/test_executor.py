@@ -24,7 +24,7 @@ from tests.e2e.server import FAULTY, LIMIT, Server, serving
 STREAMS = 64
 LONG = 60  # tokens of a stream
 ROOM = ("--max-num-seqs", "96")
-DIED, HANGS = "process_died process=executor-0", "process_hangs process=executor-0"
+DIED, HANGS = "process_died child=executor-0", "process_hangs child=executor-0"
 GOAL = 8.0  # seconds of a pause that a client may see when the embedded model's executor is killed
 
 

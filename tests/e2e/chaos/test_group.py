@@ -37,7 +37,7 @@ def test_both_ranks_are_shown(server: Server) -> None:
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.long)])
 def test_a_killed_rank_costs_time_and_no_token(server: Server, undisturbed: list[Answer], rank: int) -> None:
     disturbed(server, undisturbed, signal.SIGKILL, rank)
-    server.logged(f"group_broken process=executor-{1 - rank}")  # the other's end is no failure of its own
+    server.logged(f"group_broken child=executor-{1 - rank}")  # the other's end is no failure of its own
 
 
 @pytest.mark.long

@@ -112,14 +112,14 @@ def test_one_scrape_has_the_processes_of_both_hosts(two: TwoHosts) -> None:
 
 def test_a_killed_executor_of_the_other_host_costs_time_and_no_token(two: TwoHosts, undisturbed: list[Answer]) -> None:
     through(two, undisturbed, lambda: os.kill(two.worker.executors()[0], signal.SIGKILL))
-    assert "process_died process=executor-1" in two.worker.log.read_text()
-    assert "group_broken process=executor-0" in two.server.log.read_text(), "no failure of its own"
+    assert "process_died child=executor-1" in two.worker.log.read_text()
+    assert "group_broken child=executor-0" in two.server.log.read_text(), "no failure of its own"
 
 
 @pytest.mark.long
 def test_a_killed_executor_of_this_host_does_neither(two: TwoHosts, undisturbed: list[Answer]) -> None:
     through(two, undisturbed, lambda: os.kill(executors(two.server)[0], signal.SIGKILL))
-    assert "group_broken process=executor-1" in two.worker.log.read_text()
+    assert "group_broken child=executor-1" in two.worker.log.read_text()
 
 
 @pytest.mark.long

@@ -35,7 +35,7 @@ def undisturbed(server: Server) -> list[Answer]:
 def test_a_killed_stage_costs_time_and_no_token(server: Server, undisturbed: list[Answer], stage: int) -> None:
     assert len(executors(server)) == 2
     disturbed(server, undisturbed, signal.SIGKILL, stage)
-    server.logged(f"group_broken process=executor-{1 - stage}")  # the other's end is no failure of its own
+    server.logged(f"group_broken child=executor-{1 - stage}")  # the other's end is no failure of its own
 
 
 @pytest.mark.long

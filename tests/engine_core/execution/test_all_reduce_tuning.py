@@ -96,6 +96,6 @@ def test_an_exchange_that_is_never_quicker_is_closed(times: list[float]) -> None
 @pytest.mark.gpu
 def test_times_are_of_one_call() -> None:
     line = torch.zeros(1 << 26, device="cuda")
-    one = exchange_trial.microseconds(lambda: line.add_(1.0), line.device)
-    both = exchange_trial.microseconds(lambda: line.add_(1.0).add_(1.0), line.device)
+    calls = [lambda: line.add_(1.0), lambda: line.add_(1.0).add_(1.0)]
+    one, both = (min(exchange_trial.microseconds(call, line.device) for _ in range(5)) for call in calls)  # others run
     assert 1.6 < both / one < 2.4

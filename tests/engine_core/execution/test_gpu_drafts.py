@@ -48,7 +48,6 @@ def test_the_same_tokens_as_on_a_cpu(on_cpu: list[list[int]], budget: int, count
     assert bench.accepted >= 0.8 * bench.entries, "it drafts for itself"
     assert (bench.runner.draft_graphs is not None) == graphs
     if (drafting := bench.runner.draft_graphs) is not None:
-        assert drafting.captures.waiting == ()
         assert drafting.replays >= count * len(bench.lives)
         assert drafting.first.replays >= len(bench.lives)
 

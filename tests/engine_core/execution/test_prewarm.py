@@ -29,7 +29,7 @@ def test_nothing_is_left_to_compile_for_the_whole_model() -> None:
     runner = Runner(model, model.spec, options)
     assert runner.graphs is not None
     with prewarm() as uncompiled:
-        runner.graphs.dummy_run(runner.graphs.captures.waiting)
+        runner.graphs.dummy_run(runner.graphs.order.all)
         for plan in warmup_steps(runner.sizes, 100):
             runner.collect(runner.launch(plan))
     assert uncompiled == []

@@ -23,8 +23,9 @@ from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.layers import pack
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import read_spec
-from penstock.engine_core.models.tensors import check_weights, tensor_shapes
+from penstock.engine_core.models.tensors import check_weights
 from penstock.kernels.records import DECODING, AttentionBatch, InputRows
+from tests.engine_core.models.specs import tensor_shapes
 
 VOCAB = 160
 SIZES: dict[str, Any] = {

@@ -19,6 +19,7 @@ from penstock.engine_core.models.layer_spec import (
     RoutingSpec,
 )
 from penstock.engine_core.models.spec import ModelSpec, with_quantization
+from penstock.engine_core.models.tensors import wanted_tensors
 
 
 def resized(spec: ModelSpec, **sizes: Any) -> ModelSpec:
@@ -60,6 +61,11 @@ def online_spec(spec: ModelSpec, quantization: str) -> ModelSpec:
 def small_experts(count: int, chosen: int, width: int, **more: Any) -> ExpertSpec:
     """Experts whose shares add up to one."""
     return ExpertSpec(count=count, width=width, routing=RoutingSpec(chosen=chosen, normalised=True), **more)
+
+
+def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Of the model's checkpoint, by names."""
+    return {name: wanted.shape for name, wanted in wanted_tensors(spec).items()}
 
 
 def windows_of(spec: ModelSpec) -> tuple[int, ...]:

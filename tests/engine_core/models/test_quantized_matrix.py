@@ -24,12 +24,13 @@ from penstock.engine_core.models.quantization.weight_format import WeightFormat
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.sharding import check_ranks
 from penstock.engine_core.models.spec import read_spec
-from penstock.engine_core.models.tensors import check_weights, tensor_shapes
+from penstock.engine_core.models.tensors import check_weights
 from penstock.engine_core.models.weight_files import SINGLE
 from penstock.kernels.chip import CHIPS
 from penstock.protocol.errors import ConfigError, ModelError
 from tests.engine_core.models.parity import SIZES, PagedRun, ours, random_prompts, write_checkpoint
 from tests.engine_core.models.quantized_folders import CONFIGS, WEIGHTS_ONLY, write_pair
+from tests.engine_core.models.specs import tensor_shapes
 
 LLAMA: dict[str, Any] = {**SIZES, "intermediate_size": 128}
 EXPERTS: dict[str, Any] = {

@@ -13,11 +13,11 @@ from transformers import LlamaConfig
 from penstock.engine_core.models.families import families
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import ModelSpec, read_spec
-from penstock.engine_core.models.tensors import check_weights, named_as, tensor_shapes
+from penstock.engine_core.models.tensors import check_weights, named_as
 from penstock.protocol.errors import ModelError
 from tests.engine_core.models.parity import SIZES
 from tests.engine_core.models.quantized_folders import CONFIGS, write_pair
-from tests.engine_core.models.specs import small_experts, small_spec
+from tests.engine_core.models.specs import small_experts, small_spec, tensor_shapes
 
 FORMS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -91,16 +91,16 @@ def test_a_late_call_gives_one_batch_with_everything_and_a_second_call_nothing()
     outbox = Outbox()
     for token in range(3 * MERGE_AT):
         outbox.rows.append(one(token))
-        assert outbox.take(token, 0) == []
+        assert outbox.take(0) == []
         assert len(outbox.rows) < MERGE_AT, "what the link does not take is merged"
     outbox.rows.append(end_row(5, 1, Finish.ABORT))
-    (batch,) = outbox.take(9, 10)
+    (batch,) = outbox.take(10)
     assert isinstance(batch, TokenBatch)
     assert np.frombuffer(batch.token_ids, np.int32).tolist() == list(range(3 * MERGE_AT))
     assert np.frombuffer(batch.counts, np.int32).tolist() == [3 * MERGE_AT]
-    assert (batch.finish, batch.step) == (bytes([Finish.ABORT]), 9)
+    assert batch.finish == bytes([Finish.ABORT])
     assert not outbox
-    assert outbox.take(9, 10) == []
+    assert outbox.take(10) == []
 
 
 def test_the_limit_is_kept_and_nothing_is_lost_by_it() -> None:
@@ -109,10 +109,10 @@ def test_the_limit_is_kept_and_nothing_is_lost_by_it() -> None:
     for refusal in refusals:
         outbox.reject(refusal)
     outbox.rows.append(one(1, Finish.STOP))
-    assert outbox.take(1, 0) == []
-    assert outbox.take(1, 2) == refusals[:2]
-    assert outbox.take(1, 1) == refusals[2:]
-    (batch,) = outbox.take(1, 1)
+    assert outbox.take(0) == []
+    assert outbox.take(2) == refusals[:2]
+    assert outbox.take(1) == refusals[2:]
+    (batch,) = outbox.take(1)
     assert isinstance(batch, TokenBatch)
 
 
@@ -120,7 +120,7 @@ def test_an_error_travels_in_the_extra_of_its_row() -> None:
     outbox = Outbox()
     outbox.rows.append(one(1))
     outbox.rows.append(end_row(6, 0, Finish.ERROR, "broken"))
-    (batch,) = outbox.take(1, 1)
+    (batch,) = outbox.take(1)
     assert isinstance(batch, TokenBatch)
     assert [(extra.row, extra.error) for extra in batch.extras] == [(1, "broken")]
 
@@ -129,7 +129,7 @@ def test_what_became_of_drafts_is_told_with_the_last_row() -> None:
     outbox = Outbox()
     outbox.rows.append(one(1))
     outbox.rows.append(end_row(5, 1, Finish.ABORT, drafted=(3, 4)))
-    (batch,) = outbox.take(1, 1)
+    (batch,) = outbox.take(1)
     assert isinstance(batch, TokenBatch)
     assert [(extra.row, extra.drafted, extra.error) for extra in batch.extras] == [(0, (3, 4), None)]
     first, later, nothing = TokenExtra(row=0, drafted=(1, 2)), TokenExtra(row=0, drafted=(4, 2)), TokenExtra(row=0)

@@ -60,7 +60,6 @@ Row = tuple[int, int, Sequence[int], Finish]  # id, choice, token ids, finish
 
 def batch(*rows: Row, extras: Sequence[TokenExtra] = ()) -> TokenBatch:
     return TokenBatch(
-        step=0,
         ids=pack("q", [row[0] for row in rows]),
         choices=pack("H", [row[1] for row in rows]),
         counts=pack("i", [len(row[2]) for row in rows]),

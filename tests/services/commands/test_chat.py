@@ -52,7 +52,7 @@ def test_what_goes_wrong_is_one_line(server: Server, words: tuple[str, ...], key
 def test_nothing_to_ask(server: Server) -> None:
     done = penstock("chat", "--url", server.url)
     assert done.returncode == 2
-    assert "nothing to ask" in done.stderr
+    assert "--prompt: there is nothing to ask: give a question, or pipe one in" in done.stderr
 
 
 @pytest.mark.filterwarnings("ignore:.*forkpty.*:DeprecationWarning")

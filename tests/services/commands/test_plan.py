@@ -357,5 +357,9 @@ def test_the_tiers_below_the_device(tmp_path: Path) -> None:
     assert found.host_tokens == 8192
     assert 0.99 * 81920 < found.disk_tokens <= 81920
     assert "on disk" in text(found)
+    assert (found.store_bytes, "shared store" in text(found)) == (0, False)
+    shared = planned(folder, *words[:2], "--kv-store", "mooncake://kv:1")
+    assert shared.store_bytes == (4 << 30) + (16 << 20)
+    assert "shared store            4.02 GiB of host memory" in text(shared)
     with pytest.raises(ConfigError, match=r"--kv-disk-size: 4096 is not allowed; a KV block takes 2097152 bytes"):
         planned(folder, *words[:4], "--kv-disk-size", "4096")

@@ -151,7 +151,7 @@ def test_another_tokenizer(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(ModelError):
+    with pytest.raises(ModelError, match=f"^--speculative-config model: {tmp_path}/missing: no such folder"):
         start(config(str(tmp_path / "missing")), 0)
 
 

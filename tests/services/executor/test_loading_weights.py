@@ -15,7 +15,6 @@ from penstock.engine_core.loading.checksums import SUMS
 from penstock.protocol.config import Config
 from penstock.protocol.engine_config import ExecutorConfig, ModelConfig
 from penstock.protocol.errors import ModelError
-from penstock.services.executor import startup as starting
 from penstock.services.executor.startup import start
 
 WEIGHTS = "model.safetensors"
@@ -51,22 +50,11 @@ def name_hash(folder: Path) -> None:
     (folder / SUMS).write_text(f"{digest}  {WEIGHTS}\n")
 
 
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    lines: list[str] = []
-    monkeypatch.setattr(starting, "notify", lambda *words: lines.extend(words))
-    return lines
-
-
-def test_sound_weights_are_told(folder: Path, told: list[str]) -> None:
-    start(config(folder), 0)
-    assert "X_PENSTOCK_WEIGHTS=not verified: nothing names their SHA-256" in told
+def test_sound_weights_are_told(folder: Path) -> None:
+    assert start(config(folder), 0).facts == ("X_PENSTOCK_WEIGHTS=not verified: nothing names their SHA-256",)
     name_hash(folder)
-    start(config(folder), 0)
-    assert "X_PENSTOCK_WEIGHTS=SHA-256 of 1 of 1 files" in told
-    before = len(told)
-    start(config(folder, verify_weights=False), 0)
-    assert len(told) == before
+    assert start(config(folder), 0).facts == ("X_PENSTOCK_WEIGHTS=SHA-256 of 1 of 1 files",)
+    assert start(config(folder, verify_weights=False), 0).facts == ()
 
 
 def test_one_flipped_bit_is_found_by_its_hash(folder: Path) -> None:

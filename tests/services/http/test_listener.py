@@ -131,8 +131,23 @@ async def test_tls(tmp_path: Path, tokenizer: Tokenizer) -> None:
         async with httpx.AsyncClient(timeout=LIMIT, verify=old) as http:
             assert (await http.get(process.url + "/version")).status_code == 200
         async with httpx.AsyncClient(timeout=LIMIT) as http:
-            with pytest.raises(httpx.HTTPError):
-                await http.get(process.url.replace("https", "http") + "/version")
+            plain = process.url.replace("https", "http") + "/v1/models"
+            for answer in (await http.get(plain), await http.post(plain, content=b"{}")):
+                assert (answer.status_code, answer.headers["connection"]) == (400, "close")
+                assert answer.json()["error"]["message"] == "this port speaks HTTPS, and http:// came"
+                assert answer.json()["error"]["code"] == "https_required"
+
+
+@needs_openssl
+async def test_what_is_neither_gets_no_http(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    own, key = certificate(tmp_path, "server")
+    async with api(tmp_path, "--ssl-certfile", str(own), "--ssl-keyfile", str(key)) as process:
+        for begins in (b"\0\0\0\0", b"ssh", b""):
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(process.url.rpartition(":")[2]))
+            writer.write(begins)
+            writer.write_eof()
+            assert b"HTTP" not in await asyncio.wait_for(reader.read(), LIMIT)
+            writer.close()
 
 
 @needs_openssl

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import resource
 import socket
+import ssl
 from pathlib import Path
 
 import httpx
@@ -46,11 +48,13 @@ class Echo(asyncio.Protocol):
 class Place:
     """A listener whose connections are echoed."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, encryption: ssl.SSLContext | None = None, handshake: float = 1.0) -> None:
         self.limiter = ConnectionLimiter(limit)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.listener.setblocking(False)
-        self.task = asyncio.create_task(accept(self.listener, self.limiter, lambda: Echo(self.limiter), None, 1.0))
+        self.task = asyncio.create_task(
+            accept(self.listener, self.limiter, lambda: Echo(self.limiter), encryption, handshake)
+        )
 
     async def client(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection(*self.listener.getsockname())
@@ -103,6 +107,19 @@ async def test_an_accept_that_fails_is_tried_again(number: int, monkeypatch: pyt
     assert place.limiter.statistics().failures == (0 if number == errno.ECONNABORTED else 3)
     writer.close()
     await writer.wait_closed()
+    await place.close()
+
+
+@pytest.mark.parametrize(("begins", "seconds"), [(b"", 0.01), (b"\x16", 0.01), (b"s", LIMIT)])
+async def test_a_handshake_that_fails_leaves_no_connection(begins: bytes, seconds: float) -> None:
+    """Nor one that never begins, or never goes on."""
+    place = Place(2, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), seconds)
+    reader, writer = await place.client()
+    writer.write(begins + b"\0" * 16 * (begins == b"s"))
+    with contextlib.suppress(ConnectionError):
+        await asyncio.wait_for(reader.read(), LIMIT)
+    assert place.limiter.statistics().open == 0
+    writer.close()
     await place.close()
 
 

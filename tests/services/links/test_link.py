@@ -177,7 +177,9 @@ def test_credit_of_a_few_messages_returns_with_time(wires: Wires) -> None:
     assert connector.statistics().unacknowledged == 0
 
 
-def test_the_largest_body_passes_as_one_message_and_what_is_larger_than_any_is_never_sent(wires: Wires) -> None:
+def test_the_largest_body_passes_as_one_message_and_what_is_larger_than_any_is_never_sent(
+    wires: Wires, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A body of token ids takes twice as many bytes here. What a socket refuses would end the connection."""
     binder, connector = wires.bind(), wires.connect()
     meet(wires, binder, connector)
@@ -185,10 +187,9 @@ def test_the_largest_body_passes_as_one_message_and_what_is_larger_than_any_is_n
     assert connector.send(connector.peers[0], asked)
     assert connector.send(connector.peers[0], Abort(1))
     assert messages(wires.quietly(binder, lambda found: len(messages(found)) == 2)) == [asked, Abort(1)]
-    small = wires.connect(msgspec.structs.replace(SMALL, max_bytes=100), index=1)
-    wires.until(small, joined)
+    monkeypatch.setattr("penstock.services.links.link.MOST_BYTES", 100)
     with pytest.raises(AssertionError, match="messages are bounded where they are made"):
-        small.send(small.peers[0], Rejected(id=1, status=400, message="x" * 100))
+        connector.send(connector.peers[0], Rejected(id=1, status=400, message="x" * 100))
 
 
 def test_other_options_are_refused_with_the_side_to_fix(wires: Wires) -> None:

@@ -111,4 +111,4 @@ def check_error(body: dict[str, Any], kind: str, param: str | None) -> None:
     assert error["message"]
     assert error["type"] == kind
     assert error["param"] == param
-    assert error["code"] is None or isinstance(error["code"], str)
+    assert isinstance(error["code"], str)

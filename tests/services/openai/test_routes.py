@@ -14,6 +14,7 @@ from tests.services.openai.shapes import check_error
         ("/chat/completions", "/v1/chat/completions"), ("/v1/v1/completions", "/v1/completions"),
         ("/completions/", "/v1/completions"), ("/v1/embeddings/", "/v1/embeddings"), ("/models", "/v1/models"),
         ("/v1/tokenize", "/tokenize"), ("/v1/health", "/health"), ("/messages", "/v1/messages"),
+        ("/v1/chat/completion", "/v1/chat/completions"), ("/embedding", "/v1/embeddings"),
     ],
 )  # fmt: skip
 async def test_a_path_that_is_nearly_right(path: str, near: str) -> None:

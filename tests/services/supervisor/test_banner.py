@@ -96,7 +96,7 @@ def test_wrong_output_is_told():
 @pytest.mark.parametrize(
     ("modules", "directory", "memory", "text"),
     [
-        ("a=x,b=y", "", "0.31 GiB", "2 of --lora-modules; 4 in places of rank 9 (0.31 GiB), 16 in the host's "),
+        ("a=x,b=y", "", "0.32 GiB", "2 of --lora-modules; 4 in places of rank 9 (0.32 GiB), 16 in the host's "),
         ("a=x", "/l", "", "1 of --lora-modules and the folders of /l; 4 in places of rank 9, 16 in the host's "),
         ("", "", "", "none can be asked for, without --lora-modules and --lora-dir; 4 in places of rank 9, 16 "),
     ],
@@ -105,7 +105,8 @@ def test_adapters_are_told_of(modules, directory, memory, text):
     assert "LoRA" not in "\n".join(banner.banner(FACTS))
     model = ModelConfig(enable_lora=True, max_loras=4, max_lora_rank=9)
     config = Config(model=model, api=ApiConfig(lora_modules=modules, lora_dir=directory))
-    child = ready(**({banner.ADAPTERS: memory} if memory else {}))
+    told = banner.executor_facts("", 332 << 20 if memory else 0)
+    child = ready(**dict(line.split("=", 1) for line in told))
     facts = banner.serving(config, [child], "model", 1.0, small_spec(), chat=False)
     assert f"  LoRA         {text}" in "\n".join(banner.banner(facts))
 

@@ -191,8 +191,8 @@ def test_what_does_not_end_is_killed(tmp_path):
         server.ready()
         code, output = server.end()
         assert code == 0
-        assert " killed process=api-0" in output
-        assert output.count(" killed process=") == 1
+        assert " killed child=api-0" in output
+        assert output.count(" killed child=") == 1
         assert server.order("ended") == ["tokenizer-0", "scheduler-0", "executor-0"]
         assert leftovers(server) == []
 
@@ -212,7 +212,7 @@ def test_a_process_that_is_killed_is_started_again(tmp_path, name):
         assert ports == [False] * 4 + [True]  # the one that the first api process said
         code, output = server.end()
         assert code == 0
-        assert f"process_died process={name}" in output
+        assert f"process_died child={name}" in output
         assert "signal=SIGKILL" in output
         assert f'last="{name} says hello"' in output
         assert "serving_again" in output
@@ -234,7 +234,7 @@ def test_one_that_fails_five_times_in_a_minute_is_told_of_and_the_others_run_on(
         assert all(alive(pid) for name, pid in server.pids().items() if name != "executor-0")
         code, output = server.end()
         assert code == 0
-        assert f'beyond_hope process=executor-0 reason="{reason}"' in output
+        assert f'beyond_hope child=executor-0 reason="{reason}"' in output
         assert crash_loops(run_dir) == ()
         assert leftovers(server) == []
 
@@ -283,7 +283,7 @@ def test_one_that_falls_silent_is_killed_and_started_again(tmp_path):
         server.until(lambda: server.fields.get("STATUS") == "serving")
         code, output = server.end()
         assert code == 0
-        assert "process_hangs process=scheduler-0" in output
+        assert "process_hangs child=scheduler-0" in output
         assert leftovers(server) == []
 
 
@@ -406,7 +406,7 @@ def test_what_cannot_be_started_for_want_of_descriptors_is_tried_again(tmp_path)
         assert starts_of(server, "scheduler-0") == 1
         code, output = server.end()
         assert code == 0
-        assert " process_not_started process=api-0 reason=" in output
+        assert " process_not_started child=api-0 reason=" in output
         assert leftovers(server) == []
 
 
@@ -416,6 +416,6 @@ def test_a_server_whose_process_cannot_be_started_says_why_and_ends(tmp_path, mo
     with serving(tmp_path) as server:
         code, output = server.wait()
         assert code == 1
-        assert f" process_not_started process={name} reason=" in output
+        assert f" process_not_started child={name} reason=" in output
         assert "Traceback" not in output
         assert leftovers(server) == []

@@ -58,9 +58,9 @@ def test_the_end_of_its_groups_life_is_no_failure(tmp_path: Path, keys: str) -> 
         assert starts_of(server, "executor-2") == 2
         code, output = server.end()
         assert code == 0
-        assert output.count(" group_broken process=executor-3") == 5
-        assert "process_died process=executor-3" not in output
-        assert "process_died process=executor-2" in output
+        assert output.count(" group_broken child=executor-3") == 5
+        assert "process_died child=executor-3" not in output
+        assert "process_died child=executor-2" in output
         assert "beyond_hope" not in output
         assert leftovers(server) == []
 

@@ -51,7 +51,10 @@ def test_an_address_that_is_not_this_machines_is_refused() -> None:
 H200 = Gpu(140 << 30, 90, "H200")
 
 
-def served(*, keep: bool, device: str = "auto", **options: int) -> Config:
+STORE = "mooncake://kv:1?global_segment_size=30&local_buffer_size=2"
+
+
+def served(*, keep: bool, device: str = "auto", **options: int | str) -> Config:
     return Config(
         model=ModelConfig(model=str(demo_folder()), tensor_parallel_size=2, dtype="float32"),
         executor=ExecutorConfig(keep_weights=keep, device=device, **options),
@@ -66,6 +69,7 @@ def test_weights_that_are_kept_are_counted_for_all_models(models: int, monkeypat
     held = 2 * 1000
     for config, needed in (
         (served(keep=True, kv_host_memory=400, state_host_memory=600), models * (each + held)),
+        (served(keep=True, kv_store=STORE), models * (each + 2 * 32)),
         (served(keep=True), models * each),
         (served(keep=True, device="cpu"), 2 * models * each),
         (served(keep=False), 0),

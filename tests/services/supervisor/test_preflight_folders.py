@@ -19,7 +19,6 @@ from penstock import LLM
 from penstock.engine_core.embedded import demo_folder
 from penstock.engine_core.models.families import families
 from penstock.engine_core.models.spec import read_spec
-from penstock.engine_core.models.tensors import tensor_shapes
 from penstock.engine_core.models.weight_files import INDEX, SINGLE
 from penstock.protocol.config import Config
 from penstock.protocol.engine_config import ExecutorConfig, ModelConfig
@@ -28,6 +27,7 @@ from penstock.protocol.parts import parts_of
 from penstock.services.executor.device import Gpu
 from penstock.services.supervisor import preflight
 from penstock.services.supervisor.options import sized
+from tests.engine_core.models.specs import tensor_shapes
 from tests.model_folder import linked, replaced
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"

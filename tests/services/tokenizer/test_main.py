@@ -111,7 +111,6 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 def tokens(request_id: int, token_ids: list[int], finish: Finish = Finish.NONE) -> TokenBatch:
     return TokenBatch(
-        step=1,
         ids=pack("q", [request_id]),
         choices=pack("H", [0]),
         counts=pack("i", [len(token_ids)]),

@@ -165,13 +165,13 @@ async def test_a_burst_of_prompts_leaves_room_for_streams(
     monkeypatch.setattr(server_loop, "SLICE", 0.0)
     joined.from_apis([api.arrival(request(number)) for number in range(1, 21)])
     assert len(scheduler.got) == 1
-    assert joined.statistics().queued == 19
+    assert len(joined._short) == 19
     joined.from_scheduler(0, [scheduler.arrival(batch((1, 0, IDS[:1], Finish.NONE)))])
     assert any(isinstance(message, TextBatch) for message in api.got)
     joined.from_apis([api.arrival(Abort(20))])
     submitted = await until(scheduler, SubmitTokens, 19)
     assert [message.id for message in submitted] == list(range(1, 20))
-    await so(lambda: not joined.statistics().queued)
+    await so(lambda: not joined._short)
     assert len([message for message in scheduler.got if isinstance(message, SubmitTokens)]) == 19
     ended = [message for message in api.got if isinstance(message, TextBatch) and message.finish != b"\x00"]
     assert [unpack("q", message.ids) for message in ended] == [[20]]
@@ -181,12 +181,12 @@ async def test_long_prompts_go_through_a_thread_and_an_abort_wins(
     joined: TokenizerLoop, api: Neighbour, scheduler: Neighbour, frontend: Frontend
 ) -> None:
     joined.from_apis([api.arrival(request(1, LONG)), api.arrival(request(2, LONG)), api.arrival(request(3))])
-    assert joined.statistics().in_threads == 2
+    assert len(joined._work) == 2
     assert [message.id for message in scheduler.got if isinstance(message, SubmitTokens)] == [3]
     joined.from_apis([api.arrival(Abort(2))])
     (rejected,) = await until(api, Rejected)
     assert (rejected.id, rejected.code) == (1, "context_length_exceeded")
-    await so(lambda: not joined.statistics().in_threads)
+    await so(lambda: not joined._work)
     ended = next(message for message in api.got if isinstance(message, TextBatch))
     assert (unpack("q", ended.ids), ended.finish) == ([2], bytes([Finish.ABORT]))
     assert frontend.statistics().requests == 1
@@ -198,12 +198,12 @@ async def test_whoever_leaves_is_not_answered(
     joined.from_apis([api.arrival(request(1)), api.arrival(Tokenize(id=2, prompt=LONG))])
     before = len(api.got)
     joined.from_apis([api.arrival(Left("gone"))])
-    await so(lambda: not joined.statistics().in_threads)
+    await so(lambda: not joined._work)
     assert scheduler.got[-1] == Abort(1)
     joined.from_scheduler(0, [scheduler.arrival(batch((1, 0, IDS, Finish.ABORT)))])
     assert len(api.got) == before
     assert frontend.statistics().requests == 0
-    assert joined.statistics().apis == 0
+    assert not joined._apis
 
 
 @pytest.mark.parametrize(("reason", "level"), [(GOODBYE, "INFO"), (end_of(1), "INFO"), (UNREACHABLE, "WARNING")])

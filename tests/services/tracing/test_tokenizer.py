@@ -24,7 +24,6 @@ def prepared(number: int = 1, tokens: int = 5) -> Prepared:
 def batch(*rows: tuple[int, int, int, int]) -> TokenBatch:
     """# each row: id, choice, tokens, finish"""
     return TokenBatch(
-        step=1,
         ids=struct.pack(f"<{len(rows)}q", *(row[0] for row in rows)),
         choices=struct.pack(f"<{len(rows)}H", *(row[1] for row in rows)),
         counts=struct.pack(f"<{len(rows)}i", *(row[2] for row in rows)),
