@@ -139,7 +139,8 @@ def test_two_ranks_and_an_adapter_of_the_text_half(tmp_path: Path) -> None:
                 assert (cached > 134) is bool(attempt), "an adapter has prefixes of its own"
 
 
-def test_a_killed_executor_loses_no_picture(seeing: Seeing) -> None:
+@pytest.mark.parametrize("role", ["executor", "scheduler", "tokenizer"])
+def test_a_process_that_is_killed_loses_no_picture(seeing: Seeing, role: str) -> None:
     """The stream goes on with the tokens that an undisturbed one has."""
     content: Any = [image(png(picture(320, 320, 5))), text("Describe it.")]
     messages: Any = [{"role": "user", "content": content}]
@@ -147,11 +148,11 @@ def test_a_killed_executor_loses_no_picture(seeing: Seeing) -> None:
                  "extra_body": {"ignore_eos": True, "cache_salt": "other"}}  # fmt: skip
     whole = seeing.openai.chat.completions.create(**body).choices[0].message.content
     pieces = list[str]()
-    body["extra_body"]["cache_salt"] = "killed"
+    body["extra_body"]["cache_salt"] = f"killed {role}"
     for chunk in seeing.openai.chat.completions.create(**body, stream=True):
         said = (chunk.choices and chunk.choices[0].delta.content) or ""
         if said and not any(pieces):
-            os.kill(seeing.server.children()["executor"], signal.SIGKILL)
+            os.kill(seeing.server.children()[role], signal.SIGKILL)
         pieces.append(said)
     assert "".join(pieces) == whole
     seeing.server.healthy()
