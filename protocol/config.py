@@ -201,7 +201,8 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         int, Option("max memory in bytes for rendering a request's own template; beyond it 400", 16 << 20, 1 << 40)
     ] = 512 << 20
     media_workers: Annotated[
-        int, Option("processes that decode images, per tokenizer; 0: 1 to 4, by cores", 0, 64)
+        int, Option("processes that decode images, per tokenizer; one client takes all but one; 0: 2 to 4, by cores",
+                    0, 64)
     ] = 0
     media_timeout: Annotated[
         float, Option("max seconds for fetching one image, and max CPU seconds for decoding it; beyond it 400",

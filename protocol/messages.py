@@ -257,6 +257,7 @@ class Tokenize(Message, frozen=True, kw_only=True):
     add_special_tokens: bool = True
     with_strings: bool = False
     suspect: bool = False  # as of `SubmitText`
+    client: Client = Client()
 
 
 class Detokenize(Message, frozen=True):

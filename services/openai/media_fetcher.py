@@ -12,8 +12,7 @@ import ipaddress
 import re
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from ssl import SSLContext
 from typing import Any
 from urllib.parse import quote
@@ -26,6 +25,7 @@ from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.media import HTTPS, dns_name, read_domains
 from penstock.protocol.messages import Client
 from penstock.protocol.version import VERSION
+from penstock.services.client.turns import ClientTurns
 from penstock.services.metrics.requests import ImageTraffic
 
 AT_ONCE = 32  # fetches of one process
@@ -76,7 +76,7 @@ class MediaFetcher:
         self._allowed = allowed or is_public
         self._trusted = trusted or (httpcore2.default_ssl_context() if self._domains else None)
         self._turns = asyncio.Semaphore(AT_ONCE)
-        self._lanes: dict[Client, Lane] = {}
+        self._clients = ClientTurns(AT_ONCE_EACH)
 
     def where(self, url: str, param: str) -> RemoteImage:
         """What a URL means. Raises InvalidRequest for one that is not https, and for a host that is not allowed."""
@@ -101,7 +101,7 @@ class MediaFetcher:
 
         Raises InvalidRequest naming the field and the host, whatever goes wrong.
         """
-        async with self._turn(client):
+        async with self._clients.turn(client), self._turns:
             began = time.monotonic()
             try:
                 async with asyncio.timeout(self._seconds):
@@ -178,26 +178,6 @@ class MediaFetcher:
 
     def _too_large(self, image: RemoteImage) -> InvalidRequest:
         return self._failure("size", image, f"sends more than {self._limit} bytes (--max-body-bytes)")
-
-    @asynccontextmanager
-    async def _turn(self, client: Client) -> AsyncIterator[None]:
-        """While inside, the fetch is one of those that may run at once; the others wait in order."""
-        lane = self._lanes.setdefault(client, Lane(asyncio.Semaphore(AT_ONCE_EACH)))
-        lane.users += 1
-        try:
-            async with lane.turns, self._turns:
-                yield
-        finally:
-            lane.users -= 1
-            if not lane.users:
-                del self._lanes[client]
-
-
-class Lane(msgspec.Struct):
-    """The fetches of one client."""
-
-    turns: asyncio.Semaphore
-    users: int = 0  # that have a turn or wait for one
 
 
 class Pinned(httpcore2.AsyncNetworkBackend):

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -59,16 +60,19 @@ class Workers:
         self.waiting = 0
 
     async def pictures(
-        self, call: SubmitText | Tokenize, alive: Callable[[int], bool]
+        self, call: SubmitText | Tokenize, alive: Callable[[int], bool], wanted: Callable[[], bool]
     ) -> tuple[Picture, ...] | Rejected:
-        """The images of a request, decoded, or the rejection. alive: whether a request has not ended."""
-        return await guarded(self._pictures(call, alive), call, "images_failed")
+        """The images of a request, decoded, or the rejection. alive: whether a request has not ended. wanted: whether
+        anybody waits for this one's answer."""
+        return await guarded(self._pictures(call, alive, wanted), call, "images_failed")
 
-    async def _pictures(self, call: SubmitText | Tokenize, alive: Callable[[int], bool]) -> tuple[Picture, ...]:
+    async def _pictures(
+        self, call: SubmitText | Tokenize, alive: Callable[[int], bool], wanted: Callable[[], bool]
+    ) -> tuple[Picture, ...]:
         check_place(call)
         if self._decoder is None:
             raise unseen(call)
-        return await self._decoder.pictures(call.images, call.id, alive)
+        return await self._decoder.pictures(call.images, call.id, alive, call.client, wanted)
 
     async def render(self, text: SubmitText, now: float) -> Rendered | Rejected:
         """The chat rendered by the request's own template, or the rejection."""
@@ -285,7 +289,7 @@ class TokenizerLoop:
     ) -> Prepared | Message | None:
         """The answer, or None once nobody waits for it. May run in a thread."""
         now = moment(call)
-        if peer not in self._apis or (isinstance(call, SubmitText) and not self._frontend.wants(call.id)):
+        if not self._wanted(peer, call):
             return None
         if isinstance(call, SubmitText):
             return self._frontend.make(call, now, rendered, pictures)
@@ -308,7 +312,7 @@ class TokenizerLoop:
         made: Prepared | Message | None = None
         pictures: tuple[Picture, ...] | Rejected = ()
         if not isinstance(call, Detokenize) and call.images:
-            pictures = await self._workers.pictures(call, self._alive)
+            pictures = await self._workers.pictures(call, self._alive, partial(self._wanted, peer, call))
             call = without_files(call)
         if isinstance(pictures, Rejected):
             made = pictures
@@ -331,6 +335,10 @@ class TokenizerLoop:
         if isinstance(rendered, Rejected):
             return rendered
         return await self._loop.run_in_executor(self._threads, self._make, peer, call, rendered, pictures)
+
+    def _wanted(self, peer: Peer, call: Call) -> bool:
+        """Whether anybody waits for the answer."""
+        return peer in self._apis and (not isinstance(call, SubmitText) or self._frontend.wants(call.id))
 
     def _alive(self, request_id: int) -> bool:
         """Whether a request has not ended, or a call is in work."""

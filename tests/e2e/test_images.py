@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import copy
 import io
 import os
 import re
@@ -19,6 +20,7 @@ import numpy as np
 import openai
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from PIL import Image, ImageOps
 
 from benchmarks.vision_shapes import IMAGE_TOKENS
@@ -65,7 +67,8 @@ def image(file: bytes, kind: str = "image/png") -> dict[str, Any]:
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
     place = tmp_path_factory.mktemp("images")
     model = write_qwen3_vl(place / "model")
-    with serving(place, *OPTIONS, "--served-model-name", "eyes", model=str(model.folder)) as server:
+    named = ("--served-model-name", "eyes", "--allowed-media-domains", "localhost")
+    with serving(place, *OPTIONS, *named, model=str(model.folder)) as server:
         yield Seeing(server, model)
 
 
@@ -107,7 +110,37 @@ def test_two_gpus_say_the_same(tmp_path: Path) -> None:
     assert found == model.greedy(prompt, [FIRST, SECOND], COUNT)
 
 
-def test_a_killed_executor_loses_no_picture(seeing: Seeing) -> None:
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # peft asks transformers for what is deprecated
+def test_two_ranks_and_an_adapter_of_the_text_half(tmp_path: Path) -> None:
+    """In one server, over several images and turns; peft says what the adapter's answer is."""
+    model = write_qwen3_vl(tmp_path / "model")
+    ranks = ("--tensor-parallel-size", "2", "--device", "cpu", "--served-model-name", "eyes")
+    settings = LoraConfig(
+        target_modules=r".*language_model.*\.(q_proj|o_proj|up_proj|down_proj)", r=4, lora_alpha=8,
+        init_lora_weights=False,
+    )  # fmt: skip
+    adapted = SeeingModel(model.folder, get_peft_model(copy.deepcopy(model.model), settings).eval())
+    adapted.model.save_pretrained(tmp_path / "adapter")
+    adapters = ("--enable-lora", "--lora-modules", f"own={tmp_path / 'adapter'}")
+    messages = [
+        {"role": "user", "content": [text("Look:"), image(png(FIRST)), text("What is it?")]},
+        {"role": "assistant", "content": "A page."},
+        {"role": "user", "content": [text("And"), image(png(SECOND)), text("this?")]},
+    ]
+    with serving(tmp_path, *OPTIONS, *ranks, *adapters, model=str(model.folder)) as server:
+        seeing = Seeing(server, model)
+        for attempt in range(2):
+            for name, expected in (("eyes", model), ("own", adapted)):
+                answer = seeing.ask(messages=messages, model=name)
+                prompt, found = answer["prompt_token_ids"], answer["choices"][0]["token_ids"]
+                assert found == expected.greedy(prompt, [FIRST, SECOND], COUNT), name
+                cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+                assert (cached > 134) is bool(attempt), "an adapter has prefixes of its own"
+
+
+@pytest.mark.parametrize("role", ["executor", "scheduler", "tokenizer"])
+def test_a_process_that_is_killed_loses_no_picture(seeing: Seeing, role: str) -> None:
     """The stream goes on with the tokens that an undisturbed one has."""
     content: Any = [image(png(picture(320, 320, 5))), text("Describe it.")]
     messages: Any = [{"role": "user", "content": content}]
@@ -115,11 +148,11 @@ def test_a_killed_executor_loses_no_picture(seeing: Seeing) -> None:
                  "extra_body": {"ignore_eos": True, "cache_salt": "other"}}  # fmt: skip
     whole = seeing.openai.chat.completions.create(**body).choices[0].message.content
     pieces = list[str]()
-    body["extra_body"]["cache_salt"] = "killed"
+    body["extra_body"]["cache_salt"] = f"killed {role}"
     for chunk in seeing.openai.chat.completions.create(**body, stream=True):
         said = (chunk.choices and chunk.choices[0].delta.content) or ""
         if said and not any(pieces):
-            os.kill(seeing.server.children()["executor"], signal.SIGKILL)
+            os.kill(seeing.server.children()[role], signal.SIGKILL)
         pieces.append(said)
     assert "".join(pieces) == whole
     seeing.server.healthy()
@@ -217,6 +250,12 @@ def photograph() -> tuple[bytes, Image.Image]:
     return file.getvalue(), ImageOps.exif_transpose(Image.open(file)).convert("RGB")
 
 
+ELSEWHERE = {  # localhost is one of the hosts that this server may ask
+    "https://localhost/a.png": "localhost does not have public addresses alone",
+    "https://127.0.0.1/a.png": "is no https URL with the name of a host",
+    "https://example.org/a.png": "images are not fetched from example.org (--allowed-media-domains)",
+    "http://localhost/a.png": "must be a data: URL or begin with https://",
+}
 REFUSED = (
     "text", "animated GIF", "TIFF", "MP4", "SVG", "HTML", "WebP of several frames", "PNG of several frames",
     "truncated PNG", "truncated JPEG", "truncated WebP", "PNG bomb", "JPEG bomb", "WebP bomb", "lossless WebP bomb",
@@ -224,35 +263,54 @@ REFUSED = (
 )  # fmt: skip
 
 
+def bodies(url: str) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """A request of each API for an image, and the field that its refusals name."""
+    kind, _, data = url.removeprefix("data:").partition(";base64,")
+    source = {"type": "base64", "media_type": kind, "data": data} if data else {"type": "url", "url": url}
+    parts: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
+        ("chat/completions", "messages", text("a"), {"type": "image_url", "image_url": {"url": url}}),
+        ("responses", "input", {"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": url}),
+        ("messages", "messages", text("a"), {"type": "image", "source": source}),
+    ]
+    for path, field, *content in parts:
+        turn = {"role": "user", "content": content}
+        yield path, {"model": "eyes", field: [turn], **({"max_tokens": 1} if path == "messages" else {})}, field
+
+
+def refused(seeing: Seeing, url: str, told: str) -> None:
+    """By each API with a 400, and within two seconds of CPU time of the api, the tokenizer and its workers, where one
+    takes a hundredth of that."""
+    processes = [seeing.server.children()[role] for role in ("api", "tokenizer")]
+    for path, body, field in bodies(url):
+        began = sum(map(spent, processes))
+        answer = httpx.post(f"{seeing.server.url}/v1/{path}", json=body, timeout=LIMIT)
+        assert sum(map(spent, processes)) - began < 2, path
+        assert answer.status_code == 400, (path, answer.text)
+        message = answer.json()["error"]["message"]
+        assert told in message
+        assert message.startswith(f"{field}[0].content[1]")
+
+
 def test_what_is_no_picture_is_refused_at_once_and_nobody_waits_for_it(seeing: Seeing) -> None:
-    """Within two seconds of the tokenizer's and its workers' CPU time, where one takes a
-    hundredth of that. A stream goes on meanwhile, and the tokenizer's memory stays what it was."""
-    tokenizer = seeing.server.children()["tokenizer"]
+    """A stream goes on meanwhile, and the memory of the api and the tokenizer stays what it was."""
+    processes = [seeing.server.children()[role] for role in ("api", "tokenizer")]
     messages: Any = [{"role": "user", "content": "Count."}]
     stream = seeing.openai.chat.completions.create(
         model="eyes", messages=messages, max_tokens=400, stream=True, extra_body={"ignore_eos": True}
     )
     chunks = iter(stream)
     next(chunks)
-    before = resident(tokenizer)
+    before = [resident(process) for process in processes]
     for name in REFUSED:
         file, told, _ = BAD[name]
-        content = [text("a"), image(file, "application/octet-stream")]
-        body = {"model": "eyes", "messages": [{"role": "user", "content": content}]}
-        began = spent(tokenizer)
-        answer = httpx.post(f"{seeing.server.url}/v1/chat/completions", json=body, timeout=LIMIT)
-        assert spent(tokenizer) - began < 2, name
-        assert answer.status_code == 400, (name, answer.text)
-        error = answer.json()["error"]
-        assert told.partition(";")[0] in error["message"]
-        assert error["param"].startswith("messages[0].content[1]")
-    assert resident(tokenizer) - before < 32 << 20
+        refused(seeing, data_url(file, "application/octet-stream"), told.partition(";")[0])
+        next(chunks)
+    mislabelled = "its media type is 'image/webp', but it is a PNG (image/png)"
+    refused(seeing, data_url(png(FIRST), "image/webp"), mislabelled)
+    for url, told in ELSEWHERE.items():
+        refused(seeing, url, told)
+    assert all(resident(process) - size < 32 << 20 for process, size in zip(processes, before, strict=True))
     assert sum(1 for _ in chunks) > 10
-    mislabelled = {"model": "eyes", "max_tokens": 1,
-              "messages": [{"role": "user", "content": [image(png(FIRST), "image/webp"), text("a")]}]}  # fmt: skip
-    answer = httpx.post(f"{seeing.server.url}/v1/chat/completions", json=mislabelled, timeout=LIMIT)
-    assert answer.status_code == 400
-    assert "its media type is 'image/webp', but it is a PNG (image/png)" in answer.json()["error"]["message"]
 
 
 def spent(pid: int) -> float:

@@ -24,6 +24,7 @@ from penstock.engine_core.models.quantization.rounding import round_matrix
 from penstock.engine_core.models.quantization.weight_format import WeightFormat
 from penstock.engine_core.models.spec import OUTPUT, ModelSpec, stored_name
 from penstock.engine_core.models.tensors import model_weights, named_as
+from penstock.engine_core.models.vision_kinds import vision_shapes
 from penstock.engine_core.models.weight_files import INDEX, find_files, read_names
 from penstock.kernels.quantized import QuantizedWeight
 from penstock.protocol.errors import ModelError
@@ -55,6 +56,8 @@ def write_checkpoint(
     found: list[Rounded] = []
     places: dict[str, str] = {}
     dense = {stored_name(spec, OUTPUT).removesuffix(WEIGHT)}  # other readers quantize a tied one, which no file names
+    if spec.vision is not None:  # modules may have longer names than tensors: Gemma 3's and Mistral 3's in transformers
+        dense |= {rf"re:.*{name.partition('.')[0]}\..*" for name in vision_shapes(spec.vision)}
     total = 0
     for path in find_files(folder):
         tensors: dict[str, Tensor] = {}

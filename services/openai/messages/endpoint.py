@@ -68,7 +68,7 @@ async def count_message_tokens(app: AppState, context: RequestContext) -> None:
     grammar_of(request)  # what a message would refuse, its count refuses
     prompt = message_prompt(request, limits.MAX_TOKEN_ID, app.model)
     images = await read(app, context, prompt.images, engine=False)
-    call = msgspec.structs.replace(prompt.tokenize(), images=images)
+    call = msgspec.structs.replace(prompt.tokenize(), images=images, client=context.sender()[1])
     try:
         found = await answered(app.engine_client.call(call), context)
     except RequestError as error:

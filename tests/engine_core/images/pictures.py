@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import io
+import struct
+import zlib
 from collections.abc import Mapping
 
 import numpy as np
@@ -58,6 +60,17 @@ def turned(value: int) -> Image.Exif:
     return exif
 
 
+def deep(width: int, height: int, channels: int) -> bytes:
+    """A PNG with 16 bits a channel, which Pillow reads and does not write."""
+    values = np.random.default_rng(channels).integers(0, 1 << 16, (height, width * channels)).astype(">u2")
+    lines = b"".join(b"\0" + line.tobytes() for line in values)
+    header = struct.pack(">IIBBBBB", width, height, 16, {3: 2, 4: 6}[channels], 0, 0, 0)
+    found = b"\x89PNG\r\n\x1a\n"
+    for name, content in ((b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b"")):
+        found += struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+    return found
+
+
 @functools.cache
 def files() -> Mapping[str, bytes]:
     """Pictures by what is odd about them."""
@@ -83,4 +96,5 @@ def files() -> Mapping[str, bytes]:
     xmp.add_itxt("XML:com.adobe.xmp", '<rdf tiff:Orientation="5"/>')
     found["PNG turned by XMP"] = write(noise(60, 45), "PNG", pnginfo=xmp)
     found["JPEG with a profile"] = write(noise(60, 46), "JPEG", icc_profile=b"not one that anybody reads")
+    found["PNG RGB, 16 bits"], found["PNG RGBA, 16 bits"] = deep(61, 47, 3), deep(62, 47, 4)
     return found

@@ -18,7 +18,7 @@ import pytest
 from openai.types.completion_usage import PromptTokensDetails
 
 from penstock.protocol.images import DETAILS, ImageFile
-from penstock.protocol.messages import Finish, SubmitText, Tokenize
+from penstock.protocol.messages import Client, Finish, SubmitText, Tokenize
 from penstock.services.openai.images import PIECE, decoded
 from penstock.services.openai.schema import ImageURL
 from tests.e2e.scripted import Engine, scripted
@@ -93,7 +93,9 @@ async def test_images_of_a_chat_keep_their_places() -> None:
         (THREE, "auto", "messages[3].content[0].image_url.url"),
     ]
     (counted,) = port.of(Tokenize)
-    assert (json.loads(counted.messages), counted.images) == (found, port.of(SubmitText)[0].images)
+    sent = port.of(SubmitText)[0]
+    assert (json.loads(counted.messages), counted.images) == (found, sent.images)
+    assert counted.client == sent.client != Client(), "its images wait for the client's own"
     assert app.traffic.images.received == {"data": 9}
 
 
@@ -191,7 +193,8 @@ async def test_images_of_a_message() -> None:
         (TWO, "auto", "messages[2].content[0].content[1].source.url"),
     ]
     (counted,) = port.of(Tokenize)
-    assert counted.images == port.of(SubmitText)[0].images
+    sent = port.of(SubmitText)[0]
+    assert (counted.images, counted.client) == (sent.images, sent.client)
 
 
 USER = [{"role": "user", "content": [image_url(ONE)]}]

@@ -9,7 +9,8 @@ import os
 import signal
 import struct
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,11 @@ from penstock.engine_core.images.processor_spec import FixedSize, ProcessorSpec,
 from penstock.protocol.config import TokenizerConfig
 from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded
 from penstock.protocol.images import ImageFile
+from penstock.protocol.messages import Client
 from penstock.services.tokenizer import image_decoder, image_worker, worker_pool
 from penstock.services.tokenizer.confinement import limit_passed
 from penstock.services.tokenizer.image_decoder import ImageDecoder
+from penstock.services.tokenizer.worker_pool import Reply
 from penstock.services.tokenizer.worker_protocol import DECODED, Decoded, ImageJob, ImageSettings, Refusal
 from tests.engine_core.images.pictures import files, noise, read_picture, write
 
@@ -175,6 +178,159 @@ async def test_what_no_worker_answers_is_our_failure(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(decoder._pool, "waiting", 1 << 20)
         with pytest.raises(Overloaded):
             await decoder.pictures((file(SMALL),))
+
+
+class Bench:
+    """Takes the place of the workers: what is asked is held until the test lets it go."""
+
+    def __init__(self, decoder: ImageDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun: list[bytes] = []
+        self.held: dict[bytes, asyncio.Future[None]] = {}
+        monkeypatch.setattr(decoder._pool, "_ask", self.ask)
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # digests are made in order
+
+    async def ask(self, body: bytes, seconds: float) -> Reply:
+        data = msgspec.msgpack.decode(body, type=ImageJob).data
+        self.begun.append(data)
+        self.held[data] = asyncio.get_running_loop().create_future()
+        await self.held[data]
+        del self.held[data]
+        if data.startswith(b"bad"):
+            return Reply(msgspec.msgpack.encode(Refusal("it is bad", "image_parse_error")))
+        return Reply(msgspec.msgpack.encode(Decoded(1, 1)), bytes(3))
+
+    async def until(self, *data: bytes) -> None:
+        """Whatever can begin has begun: these are held, and nothing else."""
+        await settled()
+        await asyncio.get_running_loop().run_in_executor(None, int)  # behind all digests
+        await settled()
+        assert self.held.keys() == set(data)
+
+    def let(self, *data: bytes) -> None:
+        for each in data:
+            self.held[each].set_result(None)
+
+
+async def settled() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def asking(
+    decoder: ImageDecoder, client: Client, *data: bytes, wanted: Callable[[], bool] = lambda: True
+) -> asyncio.Task[tuple[Picture, ...]]:
+    return asyncio.create_task(decoder.pictures(tuple(map(file, data)), client=client, wanted=wanted))
+
+
+ONE, OTHER = Client(name="one"), Client(name="other")
+
+
+async def test_a_client_leaves_a_worker_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with decoding(media_workers=2) as decoder:
+        bench = Bench(decoder, monkeypatch)
+        slow = asking(decoder, ONE, b"a", b"b", b"c")
+        await bench.until(b"a")
+        assert decoder.statistics().waiting == 2
+        other = asking(decoder, OTHER, b"d")
+        await bench.until(b"a", b"d")
+        bench.let(b"d")
+        assert len(await other) == 1
+        again = asking(decoder, OTHER, b"d")
+        assert len(await again) == 1, "what is cached needs no turn"
+        for each in (b"a", b"b", b"c"):
+            await bench.until(each)
+            bench.let(each)
+        assert len(await slow) == 3
+        assert decoder.statistics().waiting == 0
+
+
+async def test_one_worker_is_whoevers_turn_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No client waits for more than one picture of another."""
+    async with decoding() as decoder:
+        bench = Bench(decoder, monkeypatch)
+        slow = asking(decoder, ONE, b"a", b"b", b"c")
+        await bench.until(b"a")
+        other = asking(decoder, OTHER, b"d")
+        for each in (b"a", b"d", b"b", b"c"):
+            await bench.until(each)
+            bench.let(each)
+        assert (len(await slow), len(await other)) == (3, 1)
+
+
+async def test_a_key_gains_nothing_by_inventing_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with decoding(media_workers=2) as decoder:
+        bench = Bench(decoder, monkeypatch)
+        invented = [asking(decoder, Client("key", name), name.encode()) for name in ("a", "b", "c")]
+        await bench.until(b"a", b"b")
+        other = asking(decoder, Client("other key", "d"), b"d")
+        await bench.until(b"a", b"b")
+        bench.let(b"a")
+        await bench.until(b"b", b"d")
+        bench.let(b"b", b"d")
+        await bench.until(b"c")
+        bench.let(b"c")
+        await asyncio.gather(*invented, other)
+
+
+async def test_the_first_picture_that_is_refused_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, and none of its others is begun."""
+    async with decoding(media_workers=3) as decoder:
+        bench = Bench(decoder, monkeypatch)
+        found = asking(decoder, ONE, b"a", b"bad", b"b", b"c")
+        await bench.until(b"a", b"bad")
+        bench.let(b"bad")
+        with pytest.raises(InvalidRequest, match="it is bad"):
+            await found
+        await bench.until(b"a")
+        bench.let(b"a")
+        assert len(await asking_for(bench, decoder, b"d")) == 1
+        assert bench.begun == [b"a", b"bad", b"d"]
+        assert decoder.statistics().waiting == 0
+
+
+async def asking_for(bench: Bench, decoder: ImageDecoder, data: bytes) -> tuple[Picture, ...]:
+    """One more picture of a client whose others had their turns before."""
+    found = asking(decoder, ONE, data)
+    await bench.until(data)
+    bench.let(data)
+    return await found
+
+
+async def test_pictures_of_a_request_that_has_ended_are_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for those that another request waits for."""
+    async with decoding() as decoder:
+        bench = Bench(decoder, monkeypatch)
+        wanted = True
+        ended = asking(decoder, ONE, b"a", b"b", b"c", wanted=lambda: wanted)
+        await bench.until(b"a")
+        other = asking(decoder, OTHER, b"b")
+        await bench.until(b"a")
+        wanted = False
+        bench.let(b"a")
+        await bench.until(b"b")
+        bench.let(b"b")
+        assert len(await other) == 1
+        with pytest.raises(EngineFailure):
+            await ended
+        assert len(await asking_for(bench, decoder, b"d")) == 1
+        assert bench.begun == [b"a", b"b", b"d"]
+
+
+async def test_a_client_with_too_many_waiting_pictures_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no other client."""
+    async with decoding() as decoder:
+        bench = Bench(decoder, monkeypatch)
+        monkeypatch.setattr(image_decoder, "MOST_WAITING", 3)
+        slow = asking(decoder, ONE, b"a", b"b")
+        await bench.until(b"a")
+        more = asking(decoder, ONE, b"c", b"d")
+        await settled()
+        assert isinstance(more.exception(), Overloaded)
+        other = asking(decoder, OTHER, b"c", b"d")
+        for each in (b"a", b"c", b"b", b"d"):
+            await bench.until(each)
+            bench.let(each)
+        await asyncio.gather(slow, other)
 
 
 async def test_the_cache_is_bounded_and_keeps_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

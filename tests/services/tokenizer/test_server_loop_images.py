@@ -16,9 +16,19 @@ from penstock.engine_core.text.frontend import Frontend
 from penstock.engine_core.text.rendering import Rendered
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.images import ImageFile
-from penstock.protocol.messages import Abort, Finish, Rejected, Sampling, SubmitText, SubmitTokens, Tokenize, Tokenized
+from penstock.protocol.messages import (
+    Abort,
+    Client,
+    Finish,
+    Rejected,
+    Sampling,
+    SubmitText,
+    SubmitTokens,
+    Tokenize,
+    Tokenized,
+)
 from penstock.protocol.outputs import TextBatch
-from penstock.services.links.link import Joined
+from penstock.services.links.link import Joined, Left
 from penstock.services.tokenizer.server_loop import Workers
 from tests.engine_core.text.sighted import FAMILIES
 from tests.engine_core.text.streams import STATUS
@@ -36,15 +46,19 @@ class Decoder:
     def __init__(self) -> None:
         self.asked: list[Sequence[ImageFile]] = []
         self.alive: Callable[[int], bool] = bool
+        self.clients: list[Client] = []
+        self.wanted: Callable[[], bool] = bool
         self.go = asyncio.Event()
         self.tried: list[tuple[Any, Sequence[Picture]]] = []
         self.rendered: list[SubmitText] = []
 
     async def pictures(
-        self, files: Sequence[ImageFile], request: int, alive: Callable[[int], bool]
-    ) -> tuple[Picture, ...]:
+        self, files: Sequence[ImageFile], request: int, alive: Callable[[int], bool], client: Client,
+        wanted: Callable[[], bool],
+    ) -> tuple[Picture, ...]:  # fmt: skip
         self.asked.append(files)
-        self.alive = alive
+        self.alive, self.wanted = alive, wanted
+        self.clients.append(client)
         assert alive(request)
         await self.go.wait()
         if files[0].data == b"bad":
@@ -152,6 +166,22 @@ async def test_an_abort_wins_over_the_decoding(scene: Scene) -> None:
     scene.ask(text(2))
     (found,) = await until(scene.scheduler, SubmitTokens)
     assert found.id == 2
+
+
+async def test_pictures_are_wanted_while_somebody_waits(scene: Scene) -> None:
+    """Of whom the decoder is told who it is."""
+    one, other = Client(name="one"), Client("key", "other")
+    scene.ask(text(1, client=one))
+    await asyncio.sleep(0)
+    assert scene.decoder.wanted()
+    scene.loop.from_apis([scene.api.arrival(Abort(1))])
+    assert not scene.decoder.wanted()
+    scene.ask(Tokenize(id=3, messages=MESSAGES, images=FILES, client=other))
+    await asyncio.sleep(0)
+    assert scene.decoder.wanted()
+    scene.loop.from_apis([scene.api.arrival(Left("gone"))])
+    assert not scene.decoder.wanted()
+    assert scene.decoder.clients == [one, other]
 
 
 async def test_files_go_to_the_decoder_alone(scene: Scene) -> None:
