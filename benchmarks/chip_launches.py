@@ -297,9 +297,8 @@ def eight_bits(model: Model, chip: Chip) -> None:
             multiply_quantized(x, weight, gated=gated)
             if form is not None:
                 x = quantize(memory(rows, model.hidden), form)
-            product = Product(
-                model.width if gated else outputs, model.hidden, torch.bfloat16, gated, weight=kind_of(weight)
-            )
+            width = model.width if gated else outputs
+            product = Product(width, model.hidden, torch.bfloat16, gated, weight=kind_of(weight))
             for way in candidates(product, rows, chip):
                 multiply_quantized_by(way, x, weight, None, gated=gated)
         if form is not None:
@@ -348,8 +347,9 @@ def normed_values(heads: int, kv_heads: int, dim: int) -> None:
 def experts(model: Model, x: Tensor) -> None:
     bias = memory(model.experts, kind=torch.float32) if model.sinks else None
     routing = Routing(model.chosen, normalised=True, sigmoid=bias is not None, bias=bias)
-    routes = route(memory(len(x), model.experts), routing)
-    route(memory(len(x), model.experts), routing._replace(groups=8, top_groups=4, group_best=2))
+    logits = memory(len(x), model.experts)
+    for kind in (routing._replace(groups=8, top_groups=4, group_best=2), routing._replace(shared=True), routing):
+        routes = route(logits, kind, logits[:, 0] if kind.shared else None)
     gate_up = memory(model.experts, 2 * model.width, model.hidden)
     down = memory(model.experts, model.hidden, model.width)
     expert_mlp(x, routes, gate_up, down)

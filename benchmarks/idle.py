@@ -3,7 +3,8 @@
 Four servers, one after the other: with random weights and with files of them, which are in the page cache, each without
 and with --keep-weights. Executors are put to sleep, rest until they have imported what they need, and a request wakes
 them. The phases of each wake are those that the executor logs; what is left to the first token is the way there and the
-first step. The first sleep with --keep-weights copies the weights, later ones find them copied.
+first step. The first sleep with --keep-weights copies the weights, later ones find them copied; the memory for the copy
+is reserved while a server is up, so each has been for some seconds before.
 """
 
 from __future__ import annotations
@@ -122,6 +123,7 @@ def measure(words: Sequence[str], place: Path, weights: str, options: argparse.N
         ask(server)
         _, before = ask(server)
         loaded = memory()
+        time.sleep(options.up)
         found = [wake(server, place, before, options.rest) for _ in range(options.rounds)]
         case = Case(
             weights=weights, keep=keep, start=round(server.seconds, 2), memory_loaded=loaded,
@@ -144,6 +146,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--shape", default="8b", choices=sorted(SHAPES))
     found.add_argument("--rounds", type=int, default=3, help="sleeps of each server")
     found.add_argument("--rest", type=float, default=6.0, help="seconds between a sleep and the request")
+    found.add_argument("--up", type=float, default=10.0, help="seconds before the first sleep")
     found.add_argument("--server-args", default="", help="further arguments of penstock serve, in one word")
     found.add_argument("--smoke", action="store_true", help="the embedded model's shape on a CPU")
     found.add_argument("--output", type=Path, default=RESULTS, help="JSON file of the figures")

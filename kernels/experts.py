@@ -111,16 +111,17 @@ def add_low_rank(out: Tensor, x: Tensor, places: Tensor, weight: LowRankExperts,
         out.index_add_(0, own, torch.cat([part @ wide.T for part, wide in zip(shrunk, b, strict=True)], 1))
 
 
-def route(logits: Tensor, routing: Routing) -> Routes:
+def route(logits: Tensor, routing: Routing, gates: Tensor | None = None) -> Routes:
     """The experts of highest score of `logits  # [tokens, experts]`, of equals the first; computed in fp32. Where
     experts are in groups (DeepSeek-V2, 2024) they are those of the token's best groups.
 
-    Shares are scores without the bias, perhaps normalised. A row with NaN has some experts and shares of NaN.
+    Shares are scores without the bias, perhaps normalised. A row with NaN has some experts and shares of NaN. The share
+    of a shared expert is 1, or the sigmoid of its one of `gates  # [tokens]`, which lie as far apart as the logits do.
     """
     if chip_of(logits.device).runs_triton:
         from penstock.kernels.routing_triton import route_rows
 
-        return route_rows(logits, routing)
+        return route_rows(logits, routing, gates)
     scores = logits.float().sigmoid() if routing.sigmoid else torch.softmax(logits, dim=-1, dtype=torch.float32)
     ranked = scores if routing.bias is None else scores + routing.bias
     if routing.groups > 1:
@@ -129,7 +130,11 @@ def route(logits: Tensor, routing: Routing) -> Routes:
     shares = scores.gather(1, experts)
     if routing.normalised:
         shares = shares / shares.sum(dim=-1, keepdim=True)
-    return Routes(experts.int(), shares if routing.scale == 1.0 else shares * routing.scale, logits.shape[1])
+    shares, count = shares if routing.scale == 1.0 else shares * routing.scale, logits.shape[1]
+    if routing.shared:
+        own = torch.ones_like(shares[:, :1]) if gates is None else gates[:, None].float().sigmoid()
+        experts, shares = torch.cat((experts, torch.full_like(experts[:, :1], count)), 1), torch.cat((shares, own), 1)
+    return Routes(experts.int(), shares, count)
 
 
 def limited(ranked: Tensor, routing: Routing) -> Tensor:

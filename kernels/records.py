@@ -96,14 +96,16 @@ class Routing(NamedTuple):
     groups: int = 1  # equal runs of experts
     top_groups: int = 1  # of which those of a token are
     group_best: int = 1  # a group counts as much as the sum of its best so many, 1 or 2
+    shared: bool = False  # every token goes to one more, which is behind the others
 
 
 class Routes(NamedTuple):
-    """The experts of each token, the likeliest first, and the shares in which their results are added."""
+    """The experts of each token, the likeliest first and a shared one last, and the shares in which their results are
+    added."""
 
     experts: Tensor  # int32 [tokens, chosen]
     shares: Tensor  # fp32 [tokens, chosen]
-    total: int  # experts that there are
+    total: int  # experts that there are to choose from
 
 
 class LowRankWeight(NamedTuple):

@@ -31,21 +31,23 @@ class Schedule(NamedTuple):
     total: Tensor  # int32 [1], tiles
 
 
-def route_rows(logits: Tensor, routing: Routing) -> Routes:
+def route_rows(logits: Tensor, routing: Routing, gates: Tensor | None = None) -> Routes:
     """`kernels.experts.route` by the kernel."""
     rows, count = logits.shape
     assert logits.stride(1) == 1
-    experts = torch.empty(rows, routing.chosen, dtype=torch.int32, device=logits.device)
-    shares = torch.empty(rows, routing.chosen, dtype=torch.float32, device=logits.device)
+    assert gates is None or gates.stride(0) == logits.stride(0)
+    wide = routing.chosen + routing.shared
+    experts = torch.empty(rows, wide, dtype=torch.int32, device=logits.device)
+    shares = torch.empty(rows, wide, dtype=torch.float32, device=logits.device)
     pdl = chip_of(logits.device).pdl
     route_kernel[(rows,)](
         logits, logits if routing.bias is None else routing.bias, experts, shares, logits.stride(0),
         SIZE=count // routing.groups, GROUPS=routing.groups, TOP_GROUPS=routing.top_groups,
         GROUP_BEST=routing.group_best, WIDE=triton.next_power_of_2(count // routing.groups),
         HIGH=triton.next_power_of_2(routing.groups), CHOSEN=routing.chosen,
-        SLOTS=triton.next_power_of_2(routing.chosen), NORMALISED=routing.normalised, SIGMOID=routing.sigmoid,
-        BIASED=routing.bias is not None, SCALE=routing.scale, PDL=pdl, num_warps=1 if count <= 256 else 4,
-        launch_pdl=pdl,
+        SLOTS=triton.next_power_of_2(wide), NORMALISED=routing.normalised, SIGMOID=routing.sigmoid,
+        BIASED=routing.bias is not None, SCALE=routing.scale, SHARED=routing.shared, PDL=pdl, gates=gates,
+        num_warps=1 if count <= 256 else 4, launch_pdl=pdl,
     )  # fmt: skip
     return Routes(experts, shares, count)
 
@@ -93,7 +95,7 @@ def route_kernel(
     logits, bias, experts, shares, stride,
     SIZE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, GROUP_BEST: tl.constexpr, WIDE: tl.constexpr,
     HIGH: tl.constexpr, CHOSEN: tl.constexpr, SLOTS: tl.constexpr, NORMALISED: tl.constexpr, SIGMOID: tl.constexpr,
-    BIASED: tl.constexpr, SCALE: tl.constexpr, PDL: tl.constexpr,
+    BIASED: tl.constexpr, SCALE: tl.constexpr, SHARED: tl.constexpr, PDL: tl.constexpr, gates=None,
 ):  # fmt: skip
     """One row, whose lanes are those of HIGH groups of WIDE experts. NaN makes all shares NaN, and is chosen like the
     least likely."""
@@ -130,8 +132,16 @@ def route_kernel(
         found = tl.where(slot == at, expert // WIDE * SIZE + expert % WIDE, found)
     if NORMALISED:
         total = tl.where(total == total, tl.sum(chosen, 0), total)  # NaN stays NaN
-    tl.store(experts + row * CHOSEN + slot, found, mask=slot < CHOSEN)
-    tl.store(shares + row * CHOSEN + slot, chosen / total * SCALE, mask=slot < CHOSEN)
+    chosen = chosen / total * SCALE
+    if SHARED:
+        own = tl.zeros([SLOTS], tl.float32) + 1.0
+        if gates is not None:
+            own = tl.sigmoid(own * tl.load(gates + row * stride).to(tl.float32))
+        chosen = tl.where(slot == CHOSEN, own, chosen)
+        found = tl.where(slot == CHOSEN, GROUPS * SIZE, found)
+    last = slot < CHOSEN + SHARED
+    tl.store(experts + row * (CHOSEN + SHARED) + slot, found, mask=last)
+    tl.store(shares + row * (CHOSEN + SHARED) + slot, chosen, mask=last)
 
 
 @triton.jit

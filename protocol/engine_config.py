@@ -197,7 +197,7 @@ class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = 0.25
     keep_weights: Annotated[
         bool, Option("leave the weights in the host's memory while executors sleep, from where they are loaded sooner "
-                     "than from files; takes as many bytes as they have on the GPUs")
+                     "than from files; takes as many bytes as they have on the GPUs, from the start on")
     ] = False
     enforce_eager: Annotated[bool, Option("never capture CUDA graphs")] = False
     tune: Annotated[

@@ -93,10 +93,18 @@ class Table(msgspec.Struct, frozen=True):
     made: tuple[KeptMade, ...]  # of each owner, in the order of destinations
 
 
-def write(file: int, parts: Parts, key: str, path: str, version: str, room: int) -> None:
-    """Copy the weights of these parts to an empty file. On a CPU they are laid out as checkpoints have them, and not
-    packed again: nothing is computed with them from here on. Raises OSError, and MemoryError where they take more bytes
-    than there is room for."""
+def size_of(parts: Parts) -> int:
+    """Bytes of these parts' weights in a copy, but for those that are packed on a CPU."""
+    made: list[Tensor] = []
+    for owner in owners(parts):
+        encoded(owner.made, made, 0)
+    return placed([*laid_out(parts)[0], *made])[1]
+
+
+def write(file: int, parts: Parts, key: str, path: str, version: str, room: int, memory: Tensor | None = None) -> None:
+    """Copy the weights of these parts to a file, instead of what it had. On a CPU they are laid out as checkpoints have
+    them, and not packed again: nothing is computed with them from here on. memory: the file's, if it is `mapped`.
+    Raises OSError, and MemoryError where they take more bytes than there is room for."""
     with torch.inference_mode():
         made = [owner.made for owner in owners(parts)]
         for owner, one in zip(owners(parts), made, strict=True):
@@ -113,7 +121,7 @@ def write(file: int, parts: Parts, key: str, path: str, version: str, room: int)
         if size > room:
             raise MemoryError(f"weights take {size} bytes, and {room} of the host's memory are free")
         os.ftruncate(file, size)
-        sums = copied(sources, starts, mapped(file, size))
+        sums = copied(sources, starts, memory if memory is not None and len(memory) >= size else mapped(file, size))
     kept = [KeptBytes(start, bytes_of(source), total)
             for source, start, total in zip(sources, starts, sums, strict=True)]  # fmt: skip
     tensors = [KeptTensor(name_of(tensor.dtype), tuple(tensor.shape), own, tensor.is_mkldnn, tensor.is_meta)

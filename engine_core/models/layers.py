@@ -43,7 +43,7 @@ class Placement:
     """Where a model's tensors live, and this rank's share of the sharded ones: heads, MLP width and vocabulary.
 
     `invariant` asks for results that do not depend on the rest of the batch, to the last bit. With `expert_parallel`
-    each rank has whole experts, else a share of the width of each.
+    each rank has whole experts, else a share of the width of each. With `adapters` some may add to products.
     """
 
     dtype: torch.dtype
@@ -51,6 +51,7 @@ class Placement:
     group: Group = ALONE
     invariant: bool = False
     expert_parallel: bool = False
+    adapters: bool = False
 
     @property
     def rank(self) -> int:

@@ -12,6 +12,7 @@ from penstock.engine_core.models.layers import (
     Destinations,
     Linear,
     Norm,
+    Part,
     Placement,
     named,
     spread,
@@ -23,6 +24,8 @@ from penstock.kernels.activation import SILU, activate
 from penstock.kernels.experts import expert_mlp, route
 from penstock.kernels.quantized import Rows
 from penstock.kernels.records import Activation, ExpertBiases, Routes, Routing
+
+GATE_OUTPUTS = 8  # of a router behind those of experts, where the first is a shared expert's gate: 16 bytes
 
 
 class Mlp:
@@ -57,18 +60,25 @@ class SparseMlp:
     go.
 
     Every rank routes all tokens. It holds whole experts with `expert_parallel`, else its share of the width of each;
-    either way its result is a partial sum."""
+    either way its result is a partial sum. Where it can, the MLP to which all go is one more expert behind the others,
+    and its gate one more output of the router: six products and passes less."""
 
     def __init__(self, spec: ExpertSpec, hidden: int, placement: Placement) -> None:
         self.spec = spec
         self.hidden = hidden
-        self.router = Linear((whole("gate", spec.count),), hidden, placement, bias=spec.router_bias)
+        self.activation = Activation(spec.gate.kind, spec.gate.slope, spec.gate.limit, spec.gate.shift)
+        self.joined = joins(spec, self.activation, placement)
+        router: tuple[Part, ...] = (whole("gate", spec.count),)
+        gate = f"{spec.shared_name}_gate"
+        if self.joined and spec.shared_gate:
+            router += (Part(gate, 1, GATE_OUTPUTS, 0),)
+        self.router = Linear(router, hidden, placement, bias=spec.router_bias)
         self.reader: Linear | None = None  # the router reads x as it is
         bias = torch.empty(spec.count, dtype=torch.float32, device=placement.device) if spec.routing.bias else None
         own = spec.routing
         self.routing = Routing(
             own.chosen, own.normalised, own.scores == "sigmoid", own.scale, bias, own.groups, own.top_groups,
-            own.group_best,
+            own.group_best, self.joined,
         )  # fmt: skip
         parallel = placement.expert_parallel
         self.held = placement.share(spec.count) if parallel else spec.count
@@ -79,7 +89,7 @@ class SparseMlp:
         if spec.formats:
             share = ExpertShare(self.first, self.held, self.start, self.width)
             self.quantized = QuantizedExperts(spec, hidden, share, placement.device, placement.dtype)
-        held = 0 if spec.formats else self.held
+        held = 0 if spec.formats else self.held + self.joined
         inner = len(spec.parts) * self.width
         self.gate_up = placement.matrices(held, inner, hidden)
         self.down = placement.matrices(held, hidden, self.width)
@@ -88,16 +98,17 @@ class SparseMlp:
             down = placement.matrix(self.held, hidden) if parallel or not placement.rank else None
             biases = placement.matrix(self.held, inner), down
         self.biases = ExpertBiases(*biases)
-        self.activation = Activation(spec.gate.kind, spec.gate.slope, spec.gate.limit, spec.gate.shift)
         self.adapted: AdaptedExperts | None = None  # what adapters add to the experts' products
-        self.shared = Mlp(spec.shared, hidden, placement) if spec.shared is not None else None
-        gate = (whole(f"{spec.shared_name}_gate", 1),)
-        self.shared_gate = Linear(gate, hidden, placement, bias=False) if spec.shared_gate else None
+        self.shared = Mlp(spec.shared, hidden, placement) if spec.shared is not None and not self.joined else None
+        gated = spec.shared_gate and not self.joined
+        self.shared_gate = Linear((whole(gate, 1),), hidden, placement, bias=False) if gated else None
 
     def forward(self, x: Rows) -> Tensor:
         """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum."""
         assert isinstance(x, Tensor)
-        routes, read = route(self.router.forward(x), self.routing), x
+        logits, read = self.router.forward(x), x
+        gates = logits[:, self.spec.count] if self.joined and self.spec.shared_gate else None
+        routes = route(logits[:, : self.spec.count], self.routing, gates)
         if self.spec.routing.scales_inputs:
             read = (x * routes.shares).to(x.dtype)
             routes = routes._replace(shares=torch.ones_like(routes.shares))
@@ -125,38 +136,41 @@ class SparseMlp:
             yield self.spec.routing.bias, Destination(self.routing.bias.view(shape), shape)
         shared = f"{self.spec.shared_name}."
         yield from named((shared, self.shared), ("", self.shared_gate), ("", self.quantized))
+        yield from self.expert(shared, self.held) if self.joined else ()
         yield from self.stacked() if self.spec.stacked else self.single()
 
     def single(self) -> Destinations:
         """Of tensors of one expert each, weights and biases."""
-        hidden, width = self.hidden, self.spec.width
-        halves = (slice(0, self.width), slice(self.width, None))
         for expert in range(self.spec.count):
             at = expert - self.first
-            biases = self.biases if 0 <= at < self.held else ExpertBiases(None, None)
-            for name, half in zip(self.spec.parts, halves, strict=False):
-                if self.quantized is None:
-                    weight = self.gate_up[at, half] if 0 <= at < self.held else None
-                    place = Destination(weight, (width, hidden), 0, self.start, fan_in=hidden)
-                    yield f"experts.{expert}.{name}.weight", place
-                if self.spec.bias:
-                    bias = None if biases.gate_up is None else biases.gate_up[at, half]
-                    yield f"experts.{expert}.{name}.bias", Destination(bias, (width,), 0, self.start)
+            yield from self.expert(f"experts.{expert}.", at if 0 <= at < self.held else None)
+
+    def expert(self, name: str, at: int | None) -> Destinations:
+        """Of the tensors of one, whose names begin so. at: among those that are held; None: it is another rank's."""
+        hidden, width = self.hidden, self.spec.width
+        biases = ExpertBiases(None, None) if at is None else self.biases
+        for part, half in zip(self.spec.parts, (slice(0, self.width), slice(self.width, None)), strict=False):
             if self.quantized is None:
-                weight = self.down[at] if 0 <= at < self.held else None
-                place = Destination(weight, (hidden, width), 1, self.start, fan_in=width)
-                yield f"experts.{expert}.down_proj.weight", place
+                weight = None if at is None else self.gate_up[at, half]
+                yield f"{name}{part}.weight", Destination(weight, (width, hidden), 0, self.start, fan_in=hidden)
             if self.spec.bias:
-                bias = None if biases.down is None else biases.down[at]
-                yield f"experts.{expert}.down_proj.bias", Destination(bias, (hidden,))
+                bias = None if biases.gate_up is None else biases.gate_up[at, half]
+                yield f"{name}{part}.bias", Destination(bias, (width,), 0, self.start)
+        if self.quantized is None:
+            weight = None if at is None else self.down[at]
+            yield f"{name}down_proj.weight", Destination(weight, (hidden, width), 1, self.start, fan_in=width)
+        if self.spec.bias:
+            bias = None if biases.down is None else biases.down[at]
+            yield f"{name}down_proj.bias", Destination(bias, (hidden,))
 
     def stacked(self) -> Destinations:
         """Of tensors of all experts, weights and biases."""
         spec = self.spec
         if self.quantized is None:
             down = (slice(self.start, self.start + self.width),)
-            yield "experts.gate_up_proj", self.stack(self.gate_up, 2 * spec.width, self.hidden, 1, self.pairs())
-            yield "experts.down_proj", self.stack(self.down, self.hidden, spec.width, 2, down)
+            inner, outer = self.gate_up[: self.held], self.down[: self.held]
+            yield "experts.gate_up_proj", self.stack(inner, 2 * spec.width, self.hidden, 1, self.pairs())
+            yield "experts.down_proj", self.stack(outer, self.hidden, spec.width, 2, down)
         if spec.bias:
             shape = (spec.count, 2 * spec.width)
             gate_up = Destination(self.biases.gate_up, shape, 1, first=self.first, runs=self.pairs())
@@ -177,6 +191,17 @@ class SparseMlp:
         if self.spec.transposed:
             held, axis, shape = held.transpose(1, 2), 3 - axis, (self.spec.count, inputs, outputs)
         return Destination(held, shape, axis, first=self.first, fan_in=inputs, runs=runs)
+
+
+def joins(spec: ExpertSpec, activation: Activation, placement: Placement) -> bool:
+    """Whether the MLP to which all tokens go can be one of the experts: it is like them, on this rank, too, and no
+    adapter adds to its products."""
+    own = spec.shared
+    if own is None or placement.expert_parallel or placement.adapters or spec.routing.scales_inputs:
+        return False
+    alike = own.width == spec.width and spec.gated and Activation(own.activation, own.slope) == activation
+    plain = own.gated and not (own.bias or own.down_bias or own.fused or own.formats)
+    return alike and plain and not (spec.bias or spec.formats or (spec.router_bias and spec.shared_gate))
 
 
 class SeparateMlps:

@@ -22,15 +22,17 @@ def build(
     group: Group = ALONE,
     invariant: bool = False,
     expert_parallel: bool = False,
+    adapters: bool = False,
     draft: DraftSpec | None = None,
 ) -> Decoder:
     """A model without its weights (`loading.load` fills them), for sequences of up to `length` tokens.
 
     In a group it holds the share of a rank: heads, MLP width, vocabulary, if `expert_parallel` whole experts instead of
-    the experts' width. `draft` is what will draft for it, which a last stage leaves room for.
+    the experts' width. `draft` is what will draft for it, which a last stage leaves room for. With `adapters` all that
+    they may add to has a product of its own.
     With `invariant` a token's logits have the same bits whatever the batch, the chunk and the cache; it needs a GPU.
     """
-    placement = Placement(dtype, device, group, invariant, expert_parallel)
+    placement = Placement(dtype, device, group, invariant, expert_parallel, adapters)
     layers = stage_layers(spec, group.stages, draft, group.size)[group.stage]
     spec = spec.part(layers)
     return Decoder(spec, placement, length, layers.start, head=draft is not None and draft.head is not None)

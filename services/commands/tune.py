@@ -45,10 +45,11 @@ def command(namespace: argparse.Namespace, effective: Effective) -> int:
     spec, length, _ = read_model(config, path)
     dtype = choose_dtype(config, spec, device)
     group = Group(size=config.model.tensor_parallel_size)  # the first of so many ranks, which exchanges nothing
-    with compilers(device) as processes:
+    with compilers(device) as processes:  # weights stay what the memory held
         model = registry.build(
-            spec, dtype, device, length, group=group, expert_parallel=config.model.expert_parallel
-        )  # weights stay what the memory held
+            spec, dtype, device, length,
+            group=group, expert_parallel=config.model.expert_parallel, adapters=config.model.enable_lora,
+        )  # fmt: skip
         options = runner_options(config, spec, model, length, device, dtype, group)
         compile_steps(model, options, options.step_tokens, None, processes)
         del model

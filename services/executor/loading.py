@@ -110,6 +110,10 @@ class Loading:
         assert isinstance(self._draft.model, Decoder | EagleHead), "it has weights"
         return replace(self._draft, weight_bytes=self._draft.model.weight_bytes)
 
+    def reserve(self) -> None:
+        """Begin to reserve the host's memory for a copy of the weights."""
+        self.kept.reserve(self.parts)
+
     def keep(self, path: str, version: str) -> None:
         """Copy the weights as they are now; path and version are what they have become."""
         self.kept.keep(self.parts, self._key, path, version)

@@ -170,6 +170,8 @@ def serve(
     if config.model.prefill_replicas and engine.copies is not None:
         memory = PrefillMemory(engine.copies, config.model, index, Path(config.run.run_dir))
         Thread(target=memory.watch, args=(done,), name="prefill memory", daemon=True).start()
+    if config.executor.keep_weights:
+        loaded.reserve()
     Thread(target=watch, args=(watchdog, steps, reports, heartbeat, done), name="watchdog", daemon=True).start()
     try:
         asleep = run_until_stopped(steps, link, stop, exporter, lag, config.run.drain_timeout, liveness)

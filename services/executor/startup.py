@@ -145,7 +145,7 @@ def start(
             model = registry.build(
                 spec, dtype, device, length,
                 group=group, invariant=config.model.batch_invariant, expert_parallel=config.model.expert_parallel,
-                draft=drafting,
+                adapters=config.model.enable_lora, draft=drafting,
             )  # fmt: skip
             spec, whole = model.spec, spec  # of this stage's layers
             tower, draft = registry.build_tower(model), build_draft(config, drafting, model, length)

@@ -105,7 +105,7 @@ class WeightUpdates:
     def _write(self, asked: WriteWeights) -> None:
         began = time.monotonic()
         if self._kept is not None:
-            self._kept.drop()
+            self._kept.outdate()
         try:
             if not asked.tensors and asked.path not in (IN_MEMORY, PARTIAL):
                 self._weights.write(self._folder(asked.path))

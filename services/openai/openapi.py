@@ -56,6 +56,9 @@ PAUSE_QUERY: tuple[Mapping[str, Any], ...] = (
 SLEEP_QUERY: tuple[Mapping[str, Any], ...] = (
     {"name": "level", "in": "query", "schema": {"enum": [1, 2], "default": 1}},
 )
+WORLD_QUERY: tuple[Mapping[str, Any], ...] = (
+    {"name": "include_dp", "in": "query", "schema": {"type": "boolean", "default": True}},
+)
 EVENT: Mapping[str, Any] = {
     "description": "one event of the stream: `data` is a chunk or an error as JSON, and `[DONE]` at the end",
     "type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"],

@@ -30,7 +30,7 @@ from penstock.services.openai.messages.endpoint import count_message_tokens, cre
 from penstock.services.openai.messages.output import MessageAnswer, TokenCount
 from penstock.services.openai.messages.request import CountRequest, MessageRequest
 from penstock.services.openai.models import ModelAnswer, ModelList, models
-from penstock.services.openai.openapi import PAGE_QUERY, PAUSE_QUERY, SLEEP_QUERY, STREAM_QUERY, document
+from penstock.services.openai.openapi import PAGE_QUERY, PAUSE_QUERY, SLEEP_QUERY, STREAM_QUERY, WORLD_QUERY, document
 from penstock.services.openai.responses.endpoint import (
     cancel_response,
     create_response,
@@ -213,7 +213,7 @@ OPERATOR_ROUTES: tuple[Route, ...] = (
     change("/finish_weight_update", weight_updates.finish_update, "End an update of several parts",
            weight_updates.Message, weight_updates.FinishRequest),
     Route("GET", "/get_world_size", weight_updates.world_size, "How many executors there are",
-          weight_updates.WorldSize),
+          weight_updates.WorldSize, statuses=(400,), query=WORLD_QUERY),
     change("/weights_checker", weight_updates.check_weights, "Sums of the weights in memory",
            weight_updates.CheckAnswer, weight_updates.CheckRequest),
     Route("GET", "/get_weight_version", operator.weight_version, "Version of the weights", operator.WeightVersion,

@@ -83,7 +83,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=limits.MAX_STOP_TOKEN_IDS)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Share | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=limits.MAX_TOKEN_ID)] | None = None
     min_p: Share | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
@@ -108,7 +108,8 @@ class NativeRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling_params: SamplingParams | None = None
     rid: RequestId | list[RequestId] | None = None  # what POST /abort_request calls it
     return_logprob: bool | None = None
-    logprob_start_len: Annotated[int, Meta(ge=-1)] | None = None  # of the prompt's tokens, the first with one; -1: none
+    # Of the prompt's tokens, the first with one; -1: none.
+    logprob_start_len: Annotated[int, Meta(ge=-1, le=limits.MAX_TOKEN_ID)] | None = None
     top_logprobs_num: TopCount | None = None
     return_text_in_logprobs: bool | None = None
     logprobs_mode: Annotated[LogprobsMode, Meta(description=LOGPROBS_MODE)] = "processed_logprobs"  # as SGLang's are

@@ -1,7 +1,7 @@
 """What trainers do to weights at --admin-address: broadcasts, memory that they share, sums, as SGLang and vLLM have it.
 
 Sources: SGLang, srt/entrypoints/http_server.py and srt/managers/io_struct.py; slime,
-slime/backends/sglang_utils/sglang_engine.py; vLLM, entrypoints/serve/rlhf/api_router.py and
+slime/backends/sglang_utils/sglang_engine.py; vLLM, entrypoints/serve/dev/rlhf/api_router.py and
 distributed/weight_transfer/nccl_engine.py.
 """
 
@@ -12,6 +12,7 @@ import binascii
 import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
+from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec import Meta
@@ -30,7 +31,7 @@ from penstock.protocol.control import (
 from penstock.protocol.errors import InvalidRequest, invalid, unsupported
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.app_state import AppState
-from penstock.services.openai.operator import answer, ask, body, optional, put_to_sleep, update, version_of, wake
+from penstock.services.openai.operator import answer, ask, body, optional, put_to_sleep, truth, update, version_of, wake
 from penstock.services.openai.validation import missing
 
 ADDRESS = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
@@ -163,7 +164,7 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class WorldSize(msgspec.Struct, frozen=True):
-    """Body of GET /get_world_size: executors of all replicas."""
+    """Body of GET /get_world_size: executors of all replicas, or of one."""
 
     world_size: int
 
@@ -281,8 +282,9 @@ async def finish_update(app: AppState, context: RequestContext) -> None:
 
 
 async def world_size(app: AppState, context: RequestContext) -> None:
-    """How many executors join a trainer's group."""
-    await answer(context, WorldSize(groups.executors(app.config.model)))
+    """How many executors join a trainer's group; include_dp=false: those of one replica."""
+    every = truth(dict(parse_qsl(context.query)), "include_dp", absent=True)
+    await answer(context, WorldSize((groups.executors if every else groups.group_size)(app.config.model)))
 
 
 async def release_memory(app: AppState, context: RequestContext) -> None:

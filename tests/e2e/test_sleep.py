@@ -197,6 +197,8 @@ def test_weights_stay_in_the_hosts_memory(tmp_path: Path) -> None:
     write_folder(tmp_path / "weights" / "new")
     with serving(tmp_path, *options(tmp_path), "--keep-weights") as server:
         first = asked(server)
+        assert "memfd:penstock-weights" in Path(f"/proc/{process(server)}/maps").read_text(), "its memory is reserved"
+        assert not server.get("/health")["engine"]["kept_weight_bytes"]
         operate(server, "/sleep")
         server.until("/health", lambda found: found["engine"]["kept_weight_bytes"] > MIB)
         assert asked(server) == first

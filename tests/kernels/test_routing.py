@@ -70,3 +70,16 @@ def test_a_row_of_nan_has_experts_and_stays_alone() -> None:
     assert found.shares[1].isnan().all()
     assert ((found.experts >= 0) & (found.experts < 8)).all()
     assert torch.equal(found.shares[::2], expected.shares[::2])
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_every_token_goes_to_the_shared_expert(gated: bool) -> None:
+    """Behind the others, in a share that nothing scales."""
+    logits, gates = torch.randn(9, 12), torch.randn(9)
+    alone = route(logits, Routing(3, True, scale=2.5))
+    found = route(logits, Routing(3, True, scale=2.5, shared=True), gates if gated else None)
+    assert torch.equal(found.experts[:, :3], alone.experts)
+    assert torch.equal(found.shares[:, :3], alone.shares)
+    assert (found.experts[:, 3] == 12).all()
+    torch.testing.assert_close(found.shares[:, 3], gates.sigmoid() if gated else torch.ones(9))
+    assert found.total == 12

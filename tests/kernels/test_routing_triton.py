@@ -66,6 +66,26 @@ def test_groups_limit_the_choice(experts: int, groups: int, top: int, best: int,
         assert ((found.experts >= 0) & (found.experts < experts)).all()
 
 
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(
+    ("experts", "chosen", "groups", "dtype"),
+    [(8, 2, 1, torch.float32), (60, 4, 4, torch.bfloat16), (300, 7, 1, torch.float16)],
+)
+def test_a_shared_expert_is_the_last(
+    experts: int, chosen: int, groups: int, dtype: torch.dtype, gated: bool, device: str
+) -> None:
+    """Its gates stand behind the logits."""
+    both = (torch.randn(5, experts + 8) * 2).to(dtype)
+    routing = Routing(chosen, True, scale=2.5, groups=groups, top_groups=(groups + 1) // 2, shared=True)
+    expected = route(both[:, :experts], routing, both[:, experts] if gated else None)
+    both = both.to(device)
+    found = route_rows(both[:, :experts], routing, both[:, experts] if gated else None)
+    assert torch.equal(found.experts.cpu(), expected.experts)
+    torch.testing.assert_close(found.shares.cpu(), expected.shares, rtol=1e-5, atol=1e-7)
+    assert found.total == experts
+
+
 def test_of_equals_the_first(device: str) -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 1.0, 3.0], [0.0] * 5, [-2.0, -1.0, -1.0, -9.0, -1.0]], device=device)
     assert route_rows(logits, Routing(3, True)).experts.tolist() == [[1, 2, 4], [0, 1, 2], [1, 2, 4]]

@@ -37,12 +37,7 @@ from penstock.services.http.routing import Access
 from penstock.services.http.static_files import FILES
 from penstock.services.links.handshake import Identity
 from penstock.services.links.link import Link
-from penstock.services.openai.embeddings import EmbeddingRequest
-from penstock.services.openai.messages.request import CountRequest, MessageRequest
-from penstock.services.openai.responses.request import ResponseRequest
-from penstock.services.openai.routes import ROUTES
-from penstock.services.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from penstock.services.openai.scoring import RerankRequest, ScoreRequest
+from penstock.services.openai.routes import ROUTES, operator_routes
 from penstock.services.supervisor.run_directory import prepared
 from tests.rules.source import ROOT, product
 from tests.services.client.fake_engine import FakeLink, answering, app_state, client, silent, words
@@ -59,10 +54,8 @@ PICKLES = frozenset(  # torch.distributed's ways to send any object between rank
      "recv_object_list")
 )  # fmt: skip
 PIPES = ("multiprocessing.connection", "multiprocessing.managers", "torch.multiprocessing", "xmlrpc", "socketserver")
-KINDS = (
-    ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest, EmbeddingRequest, ScoreRequest, RerankRequest,
-    ResponseRequest, MessageRequest, CountRequest,
-)  # fmt: skip
+EVERY = (*ROUTES, *operator_routes(ApiConfig(lora_dir="x", weights_dir="x")))
+KINDS = tuple(dict.fromkeys(route.body for route in EVERY if route.body is not None))
 SERVING = ("services.http", "services.tokenizer", "services.scheduler", "services.executor", "engine_core", "protocol")
 NOBODY = 65534
 CANARY = "a-secret-that-nobody-prints"
@@ -188,9 +181,7 @@ def numbers(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_number_of_a_request_is_bounded(kind: type) -> None:
     _, parts = msgspec.json.schema_components([kind])
-    found = list(numbers(parts))
-    assert found or kind in (TokenizeRequest, CountRequest)
-    for path, schema in found:
+    for path, schema in numbers(parts):
         bounds = [
             schema.get(name, schema.get("exclusive" + name[:1].upper() + name[1:])) for name in ("minimum", "maximum")
         ]

@@ -39,7 +39,7 @@ def server(folder: Path, **options: Any) -> AppState:
 async def test_nothing_is_told_without_the_operators_key(tmp_path: Path, path: str) -> None:
     app = server(tmp_path)
     async with client(app, served=operator_application) as http:
-        for method in ("GET", "POST", "DELETE"):
+        for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"):
             for headers in ({}, CLIENT, {"x-api-key": "client"}, {"authorization": "operator"}):
                 answer = await http.request(method, f"http://127.0.0.1{path}", headers=headers)
                 assert answer.status_code == 401, (method, headers)

@@ -21,9 +21,11 @@ from penstock.engine_core.loading.kept_weights import (
     Parts,
     decoded,
     encoded,
+    mapped,
     places,
     read_table,
     restore,
+    size_of,
     sum_of,
     write,
 )
@@ -279,6 +281,45 @@ def test_nothing_is_written_without_room(file: int, plain: Path) -> None:
     with pytest.raises(MemoryError, match="and 1000 of the host's memory are free"):
         write(file, parts(loaded(plain)), "key", "", "0", 1000)
     assert os.fstat(file).st_size == 0
+
+
+def bytes_of_data(file: int) -> int:
+    size = os.fstat(file).st_size
+    return size - 16 - int.from_bytes(os.pread(file, 8, size - 16), "little")
+
+
+def test_the_bytes_of_a_copy_are_known_before(file: int, plain: Path, tmp_path: Path) -> None:
+    model = fresh(plain)  # nothing is packed yet, as on a GPU
+    size = size_of(parts(model))
+    write(file, parts(model), "key", "", "0", ROOM)
+    assert size == bytes_of_data(file)
+    name, config = QUANTIZED["awq"]
+    folder, _ = write_pair(tmp_path, config, CONFIGS[name])
+    model = loaded(folder)
+    size = size_of(parts(model))
+    write(file, parts(model), "key", "", "0", ROOM)
+    assert size >= sum(tensor.bytes.count for one in read_table(file).made for tensor in one.tensors) > 0
+
+
+def test_memory_that_is_mapped_is_not_mapped_again(file: int, plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it has a larger copy."""
+    model = loaded(plain)
+    expected = logits(model)
+    write(file, {"model": model, "draft": loaded(plain)}, "key", "", "0", ROOM)
+    memory = mapped(file, os.fstat(file).st_size)
+    with monkeypatch.context() as patched:
+        patched.delattr(kept_weights, "mapped")
+        write(file, parts(model), "key", "", "1", ROOM, memory)
+    assert read_table(file).version == "1"
+    assert torch.equal(logits(restored(file, fresh(plain))), expected)
+
+
+def test_memory_that_is_too_small_is_mapped_again(file: int, plain: Path) -> None:
+    model = loaded(plain)
+    expected = logits(model)
+    os.ftruncate(file, 4096)
+    write(file, parts(model), "key", "", "0", ROOM, mapped(file, 4096))
+    assert torch.equal(logits(restored(file, fresh(plain))), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64, torch.uint8, torch.float8_e4m3fn])

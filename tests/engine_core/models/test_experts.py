@@ -48,8 +48,11 @@ LAYOUTS: dict[str, dict[str, bool]] = {
 }
 
 
-def placement(rank: int = 0, size: int = 1, expert_parallel: bool = False) -> Placement:
-    return Placement(torch.float32, torch.device("cpu"), Group(rank, size), expert_parallel=expert_parallel)
+def placement(rank: int = 0, size: int = 1, expert_parallel: bool = False, adapters: bool = False) -> Placement:
+    group = Group(rank, size)
+    return Placement(
+        torch.float32, torch.device("cpu"), group, expert_parallel=expert_parallel, adapters=adapters
+    )  # fmt: skip
 
 
 def checkpoint(experts: ExpertSpec = EXPERTS) -> dict[str, Tensor]:
@@ -123,6 +126,53 @@ def test_partial_sums_of_the_ranks_are_the_whole(layout: str, size: int, expert_
     torch.testing.assert_close(sum(rank.forward(x) for rank in ranks), expected)
     held = sum(rank.gate_up.numel() + rank.down.numel() for rank in ranks)
     assert held == (1 + len(experts.parts)) * EXPERTS.count * EXPERTS.width * 12  # no weight twice
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("layout", ["single", "stacked", "transposed"])
+@pytest.mark.parametrize("gate", [False, True])
+def test_a_shared_expert_like_the_others_is_one_of_them(gate: bool, layout: str, size: int) -> None:
+    """The same sum as of an MLP apart, and one expert more."""
+    options = {**LAYOUTS[layout], "bias": False, "shared": MlpSpec(width=EXPERTS.width), "shared_gate": gate}
+    options["routing"] = msgspec.structs.replace(EXPERTS.routing, scale=2.5)  # which is not the shared one's
+    experts = msgspec.structs.replace(EXPERTS, **options)
+    tensors = checkpoint(experts)
+    x = torch.randn(9, 12)
+    apart = [filled(tensors, placement(rank, size, adapters=True), experts) for rank in range(size)]
+    ranks = [filled(tensors, placement(rank, size), experts) for rank in range(size)]
+    assert all(one.shared is not None and len(one.down) == EXPERTS.count for one in apart)
+    assert all(one.shared is one.shared_gate is None and len(one.down) == EXPERTS.count + 1 for one in ranks)
+    torch.testing.assert_close(sum(rank.forward(x) for rank in ranks), sum(rank.forward(x) for rank in apart))
+
+
+LIKE = MlpSpec(width=EXPERTS.width)
+
+
+@pytest.mark.parametrize("shared", [
+    MlpSpec(width=2 * EXPERTS.width), MlpSpec(width=EXPERTS.width, activation="gelu_tanh"),
+    MlpSpec(width=EXPERTS.width, gated=False), MlpSpec(width=EXPERTS.width, fused=True),
+    MlpSpec(width=EXPERTS.width, bias=True), MlpSpec(width=EXPERTS.width, down_bias=True),
+])  # fmt: skip
+def test_a_shared_expert_of_its_own_kind_stays_apart(shared: MlpSpec) -> None:
+    made = SparseMlp(msgspec.structs.replace(EXPERTS, shared=shared), MODEL.hidden, placement())
+    assert made.shared is not None
+    assert not made.routing.shared
+
+
+@pytest.mark.parametrize("options", [
+    {"bias": True}, {"router_bias": True, "shared_gate": True}, {"gated": False},
+    {"routing": RoutingSpec(chosen=1, scales_inputs=True)},
+])  # fmt: skip
+def test_experts_of_their_own_kind_stay_alone(options: dict[str, Any]) -> None:
+    made = SparseMlp(msgspec.structs.replace(EXPERTS, shared=LIKE, **options), MODEL.hidden, placement())
+    assert made.shared is not None
+    assert not made.routing.shared
+    assert SparseMlp(msgspec.structs.replace(EXPERTS, shared=LIKE), MODEL.hidden, placement()).shared is None
+
+
+def test_ranks_with_whole_experts_share_the_shared_one() -> None:
+    experts = msgspec.structs.replace(EXPERTS, shared=LIKE)
+    assert SparseMlp(experts, MODEL.hidden, placement(1, 2, expert_parallel=True)).shared is not None
 
 
 def test_both_layouts_are_one_model() -> None:

@@ -26,7 +26,7 @@ from penstock.protocol.messages import (
     Tokenize,
     Written,
 )
-from penstock.services.client.engine_client import HOLD, MOST_DEATHS, EngineClient
+from penstock.services.client.engine_client import HOLD, LOAD_SECONDS, MOST_DEATHS, EngineClient
 from penstock.services.client.output_collector import OutputCollector
 from penstock.services.client.replicas import ReplicaSet
 from penstock.services.links.link import Arrival, Joined, Left
@@ -229,6 +229,22 @@ def test_when_to_come_back_is_told_by_the_queue_of_all_api_processes() -> None:
     with pytest.raises(Overloaded) as caught:
         submit(made)
     assert caught.value.retry_after == 1.0
+
+
+def test_so_many_wait_for_a_model_that_is_not_loaded() -> None:
+    """The others are told when to come back: as long as its last load took, or a guess before the first one."""
+    port = FakeLink(silent)
+    made = engine_client(port, unloaded=2)
+    port.arrive(status(loaded=False, load_seconds=7.5))
+    submit(made, count=2)
+    for seconds, told in ((7.5, 7.5), (0.0, LOAD_SECONDS)):
+        port.arrive(status(loaded=False, load_seconds=seconds))
+        with pytest.raises(Unavailable, match=r"2 requests wait .* \(--max-unloaded-requests\)") as caught:
+            submit(made)
+        assert (caught.value.status, caught.value.code, caught.value.retry_after) == (503, "not_loaded", told)
+    assert made.statistics().unfinished == 2
+    port.arrive(status(loaded=True))
+    submit(made)
 
 
 @pytest.mark.parametrize(

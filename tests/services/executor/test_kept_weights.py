@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Iterator
+from mmap import PAGESIZE
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from penstock.protocol.control import FIRST_VERSION, WriteWeights
 from penstock.protocol.engine_config import ExecutorConfig, ModelConfig, SchedulerConfig
 from penstock.protocol.errors import ModelError
 from penstock.services.executor import kept_weights
-from penstock.services.executor.kept_weights import NOT_KEPT, SPARE, KeptWeights
+from penstock.services.executor.kept_weights import NOT_KEPT, SPARE, KeptWeights, ReservedMemory, taken
 from penstock.services.executor.sleep import FIRST_LIFE
 from penstock.services.executor.startup import Engine, start
 from penstock.services.executor.weight_updates import WeightUpdates
@@ -116,20 +118,24 @@ def test_they_are_copied_once(kept: KeptWeights) -> None:
     kept.drop()
 
 
-def test_weights_that_are_written_are_not_what_was_kept(kept: KeptWeights) -> None:
-    """Nor if the write fails."""
+@pytest.mark.parametrize("path", [str(demo_folder()), "/nowhere"])
+def test_weights_that_are_written_are_not_what_was_kept(kept: KeptWeights, path: str) -> None:
+    """Nor if the write fails. The next copy has the memory of the last one."""
     engine = start(config(), 0, kept=kept)
-    for path in (str(demo_folder()), "/nowhere"):
-        engine.loaded.keep("", FIRST_VERSION)
-        assert kept.file != NOT_KEPT
-        updates = WeightUpdates(engine.weights, kept=kept)
-        updates.ask(WriteWeights(1, path, "2"))
-        if path == "/nowhere":
-            with pytest.raises(RuntimeError, match="of no version"):
-                updates.run(resting=True)
-        else:
-            assert updates.run(resting=True)
-        assert kept.file == NOT_KEPT
+    engine.loaded.keep("", FIRST_VERSION)
+    file, size = kept.file, kept.nbytes
+    updates = WeightUpdates(engine.weights, kept=kept)
+    updates.ask(WriteWeights(1, path, "2"))
+    if path == "/nowhere":
+        with pytest.raises(RuntimeError, match="of no version"):
+            updates.run(resting=True)
+    else:
+        assert updates.run(resting=True)
+    assert (kept.file, kept.nbytes) == (NOT_KEPT, 0)
+    assert taken(file) >= size - PAGESIZE, "for the next copy"
+    engine.loaded.keep(path, "2")
+    assert kept.file == file
+    assert start(config(), 0, kept=kept).loaded.version == "2"
 
 
 def test_without_room_nothing_is_kept(
@@ -141,6 +147,99 @@ def test_without_room_nothing_is_kept(
         engine.loaded.keep("", FIRST_VERSION)
     assert kept.file == NOT_KEPT
     assert any("weights_not_kept" in record.getMessage() for record in caplog.records)
+
+
+def join() -> None:
+    """Wait until what is being reserved is there."""
+    for thread in threading.enumerate():
+        if thread.name == "kept weights":
+            thread.join()
+
+
+@pytest.fixture
+def memories(monkeypatch: pytest.MonkeyPatch) -> list[ReservedMemory]:
+    """All that are reserved from here on, in small pieces."""
+    made: list[ReservedMemory] = []
+
+    class Noted(ReservedMemory):
+        def __init__(self, file: int, size: int) -> None:
+            made.append(self)
+            super().__init__(file, size)
+
+    monkeypatch.setattr(kept_weights, "ReservedMemory", Noted)
+    monkeypatch.setattr(kept_weights, "PIECE", 5 * PAGESIZE)
+    return made
+
+
+def test_memory_is_reserved_before_the_weights_are_kept(kept: KeptWeights, memories: list[ReservedMemory]) -> None:
+    engine = start(config(), 0, kept=kept)
+    engine.loaded.reserve()
+    join()
+    file = memories[0].file
+    assert taken(file) >= os.fstat(file).st_size > 0
+    assert kept.nbytes == 0, "nothing is kept yet"
+    engine.loaded.keep("/update", "7")
+    assert kept.file == file
+    again = start(config(), 0, kept=kept)
+    assert again.loaded.version == "7"
+    again.loaded.reserve()
+    assert len(memories) == 1, "there is a copy"
+
+
+def test_a_sleep_does_not_wait_for_the_rest_of_the_memory(
+    kept: KeptWeights, memories: list[ReservedMemory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, asked = start(config(), 0, kept=kept), []
+
+    def available() -> int:
+        asked.append(threading.current_thread().name)
+        if asked.count("kept weights") == 3:
+            memories[0].stopped.wait()
+        return 1 << 40
+
+    monkeypatch.setattr(kept_weights, "available_memory", available)
+    engine.loaded.reserve()
+    engine.loaded.keep("/update", "7")
+    assert asked.count("kept weights") <= 3
+    assert start(config(), 0, kept=kept).loaded.version == "7"
+
+
+def test_memory_is_given_back_where_there_is_too_little(
+    kept: KeptWeights, memories: list[ReservedMemory], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others may have taken it meanwhile. It is said once, and the next sleep finds out for itself."""
+    engine, rooms = start(config(), 0, kept=kept), iter([1 << 40, SPARE + PAGESIZE])
+    with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
+        patched.setattr(kept_weights, "available_memory", lambda: next(rooms))
+        engine.loaded.reserve()
+        join()
+    assert taken(memories[0].file) == 0
+    assert sum("weights_not_reserved" in record.getMessage() for record in caplog.records) == 1
+    engine.loaded.keep("/update", "7")
+    assert start(config(), 0, kept=kept).loaded.version == "7"
+
+
+def test_memory_that_is_reserved_is_room_for_the_copy(
+    kept: KeptWeights, memories: list[ReservedMemory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start(config(), 0, kept=kept)
+    engine.loaded.keep("", FIRST_VERSION)
+    kept.outdate()
+    join()
+    assert taken(memories[0].file)
+    monkeypatch.setattr(kept_weights, "available_memory", lambda: 0)
+    engine.loaded.keep("", FIRST_VERSION)
+    assert kept.nbytes
+
+
+def test_memory_that_is_reserved_is_given_back(kept: KeptWeights, memories: list[ReservedMemory]) -> None:
+    engine = start(config(), 0, kept=kept)
+    engine.loaded.reserve()
+    kept.drop()
+    assert "kept weights" not in {thread.name for thread in threading.enumerate()}
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(memories[0].file)
+    assert (kept.file, kept.nbytes) == (NOT_KEPT, 0)
 
 
 def test_hashes_are_not_computed_again_unless_files_change(tmp_path: Path) -> None:

@@ -110,6 +110,8 @@ async def test_a_trainer_learns_how_many_executors_there_are(together: bool, exp
     async with client(app, served=operator_application) as http:
         found = (await http.get("/server_info")).json()
         assert (await http.get("/get_world_size")).json() == {"world_size": 24}
+        assert (await http.get("/get_world_size?include_dp=false")).json() == {"world_size": 6}
+        assert (await http.get("/get_world_size?include_dp=some")).status_code == 400
     assert found == {
         "model_path": "demo", "tp_size": 2, "pp_size": 3, "dp_size": 4, "ep_size": experts, "num_gpus": 24,
         "enable_memory_saver": False,
