@@ -120,7 +120,7 @@ def test_snapshots_in_the_hosts_memory() -> None:
     assert host_places(name, each, snapshot_bytes(tiny_spec(), 2), what) == 0
     with pytest.raises(ConfigError, match=rf"--state-host-memory.*a snapshot takes {each} bytes"):
         host_places(name, each - 1, each, what)
-    with pytest.raises(ConfigError, match=r"--state-host-memory.*the host has 1000 bytes"):
+    with pytest.raises(ConfigError, match=r"--state-host-memory.*the host has 0.0 GiB"):
         host_places(name, 1 << 49, each, what, 1000)
 
 
