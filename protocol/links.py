@@ -22,7 +22,6 @@ import msgspec
 
 from penstock.protocol.config import LinksConfig
 from penstock.protocol.control import Asked, Control, Controlled, EngineStatus, WeightsAnswer
-from penstock.protocol.disk_blocks import DiskAnswer, DiskMessage
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.images import EncodeImage, ImageEncoded
 from penstock.protocol.message import Message
@@ -55,6 +54,7 @@ from penstock.protocol.steps import (
     StepResult,
     Wake,
 )
+from penstock.protocol.storage_blocks import StorageAnswer, StorageMessage
 
 PROTOCOL_VERSION = 1
 # Bytes of one message: what msgpack's longest value holds, and above all that the options let a request bring (a token
@@ -161,7 +161,7 @@ STEPS = LinkSpec(
         AdapterLoaded,
         ImageEncoded,
         BlocksCopied,
-        *get_args(DiskAnswer),
+        *get_args(StorageAnswer),
         WeightsAnswer,
         MetricsSnapshots,
     ),
@@ -169,7 +169,7 @@ STEPS = LinkSpec(
         StepPlan,
         StepMasks,
         CopyBlocks,
-        *get_args(DiskMessage),
+        *get_args(StorageMessage),
         LoadAdapter,
         DropAdapter,
         EncodeImage,

@@ -26,16 +26,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.engine_core.execution.disk_copies import DiskCopier, DiskStatistics
 from penstock.engine_core.execution.remote_blocks import PublishedBlocks, RemoteBlocks
 from penstock.engine_core.execution.shared_blocks import BlockRead, Layout, MappedRead, SharedBlocks, spans
+from penstock.engine_core.execution.storage_copies import StorageCopier, StorageStatistics
 from penstock.engine_core.execution.transfer import Upload, pinned_memory
 from penstock.engine_core.models.memory_estimate import staging_blocks
 from penstock.kernels.block_copies import block_lines, gather_blocks, scatter_blocks
-from penstock.protocol.disk_blocks import DiskAnswer, DiskMessage
 from penstock.protocol.messages import BlocksAddress
 from penstock.protocol.step_columns import Column, copy_table
 from penstock.protocol.steps import OWN_MEMORY, BlocksCopied, CopyBlocks, copy_stamp
+from penstock.protocol.storage_blocks import StorageAnswer, StorageMessage
 
 PATIENCE = 2.0  # seconds that copies wait for another process to write what they read
 MOST_BYTES = 4 << 20  # of one copy: those of steps, which share the copy engines, wait for no more
@@ -48,7 +48,7 @@ class CopyStatistics(msgspec.Struct, frozen=True):
     bytes_in: int
     seconds_out: float
     seconds_in: float
-    disk: DiskStatistics | None = None  # None: there is none
+    storage: StorageStatistics | None = None  # None: there is none
 
 
 @dataclass(slots=True)
@@ -120,8 +120,8 @@ class BlockCopier:
         self._epoch = 0  # of what was asked last
         self._asked: list[CopyBlocks] = []  # and not begun
         self._begun: list[Copies] = []
-        self.disk: DiskCopier | None = None  # required where blocks are asked for that are on disk
-        self.answers: deque[BlocksCopied | DiskAnswer] = deque()
+        self.storage: StorageCopier | None = None  # required where blocks are asked for that are there
+        self.answers: deque[BlocksCopied | StorageAnswer] = deque()
         self._warm_up()
 
     def _lane(self) -> Lane:
@@ -154,13 +154,13 @@ class BlockCopier:
     def busy(self) -> bool:
         """Whether copies are to be made, are on their way, or are to be answered."""
         asked = self._asked or self._begun or self.answers
-        return bool(asked or (self.disk is not None and self.disk.answered))
+        return bool(asked or (self.storage is not None and self.storage.answered))
 
-    def ask(self, message: CopyBlocks | DiskMessage) -> None:
+    def ask(self, message: CopyBlocks | StorageMessage) -> None:
         """A new epoch forgets what was asked in the one before."""
         if not isinstance(message, CopyBlocks):
-            assert self.disk is not None, "ready said that there are blocks on disk"
-            self.disk.ask(message)
+            assert self.storage is not None, "ready said that there is room"
+            self.storage.ask(message)
             return
         if message.epoch != self._epoch:
             self._forget_copies()
@@ -181,13 +181,13 @@ class BlockCopier:
             else:
                 self._answer(one)
         self._begun = left
-        if self.disk is not None:
-            self.answers += self.disk.collect()
+        if self.storage is not None:
+            self.answers += self.storage.collect()
 
     def forget(self) -> None:
         """Everything, once nothing is written any more: the blocks are given away anew."""
-        if self.disk is not None:
-            self.disk.forget()
+        if self.storage is not None:
+            self.storage.forget()
         self._forget_copies()
         self.answers.clear()
 
@@ -203,8 +203,8 @@ class BlockCopier:
         self.answers = deque(answer for answer in self.answers if not isinstance(answer, BlocksCopied))
 
     def statistics(self) -> CopyStatistics:
-        disk = None if self.disk is None else self.disk.statistics()
-        return CopyStatistics(self._out.bytes, self._in.bytes, self._out.seconds, self._in.seconds, disk)
+        storage = None if self.storage is None else self.storage.statistics()
+        return CopyStatistics(self._out.bytes, self._in.bytes, self._out.seconds, self._in.seconds, storage)
 
     @torch.inference_mode()
     def _begin(self, message: CopyBlocks, drafting: torch.cuda.Event | None) -> None:

@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.protocol.disk_blocks import pack_keys, unpack_keys
+from penstock.protocol.storage_blocks import pack_keys, unpack_keys
 
 MAGIC = b"penstock KV v1\0\0"
 HEADER = struct.Struct("<16s32sQI")  # magic, identity, bytes of a block, checksum of these
@@ -130,11 +130,6 @@ class BlockFiles:
     def checksum(self, key: bytes, buffer: Bytes) -> int:
         """Of a block and its key."""
         return zlib.crc32(buffer[: self.block_bytes].data, zlib.crc32(key))
-
-    def missing(self, keys: Sequence[bytes]) -> list[int]:
-        """Numbers of those that no place holds."""
-        there = {entry.key for entry in self._entries.values()}
-        return [number for number, key in enumerate(keys) if key not in there]
 
     def begin(self, places: Iterable[int]) -> None:
         """What these places hold is about to be overwritten."""

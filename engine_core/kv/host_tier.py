@@ -35,7 +35,7 @@ class HostTierStatistics(msgspec.Struct, frozen=True):
     fetches: int = 0  # times that a sequence waited for blocks from there
 
 
-class DiskTierStatistics(msgspec.Struct, frozen=True):
+class StorageTierStatistics(msgspec.Struct, frozen=True):
     """Counters as of now. A shared store has other ones of what it holds and evicts."""
 
     total: int = 0

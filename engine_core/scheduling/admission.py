@@ -14,7 +14,6 @@ import numpy.typing as npt
 from penstock.engine_core.kv.block_layout import HOLDS_ALL, NO_BLOCK, columns_of
 from penstock.engine_core.kv.prefix_index import extend
 from penstock.engine_core.scheduling.disaggregation import transfer_of, transfer_places
-from penstock.engine_core.scheduling.disk_tier import load_prefix, look_up, may_load, waits_for_disk
 from penstock.engine_core.scheduling.host_tier import (
     FindPlace,
     copying_blocks,
@@ -37,6 +36,7 @@ from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.scheduling.request_queue import rank
 from penstock.engine_core.scheduling.running_batch import Ints, RunningBatch, blocks_at_end
 from penstock.engine_core.scheduling.state import SchedulerState
+from penstock.engine_core.scheduling.storage_tier import load_prefix, look_up, may_load, waits_for_storage
 from penstock.protocol.control import PauseMode
 from penstock.protocol.messages import Finish
 from penstock.protocol.steps import NO_STATE
@@ -150,7 +150,7 @@ class Admissions:
             if leader.life == life and leader.cached < blocks if states is None else waits(states, sequence, blocks):
                 return None
             sequence.waits_for = None
-        if waits_for_blocks(state, sequence) or waits_for_disk(state, sequence):
+        if waits_for_blocks(state, sequence) or waits_for_storage(state, sequence):
             return None
         if start is None:
             return []
@@ -351,7 +351,7 @@ def reasons(state: SchedulerState) -> dict[str, int]:
     behind = sum(sequence.waits_for is not None for sequence in first)
     free = [sequence for sequence in first if sequence.waits_for is None]
     fetching = sum(waits_for_blocks(state, sequence) for sequence in free)
-    reading = sum(waits_for_disk(state, sequence) for sequence in free)
+    reading = sum(waits_for_storage(state, sequence) for sequence in free)
     lacking = sum(lacks_adapter(state, sequence) for sequence in free)
     blind = sum(awaits_images(state, sequence) and not lacks_adapter(state, sequence) for sequence in free)
     if state.quarantine:

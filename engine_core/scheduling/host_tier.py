@@ -51,7 +51,7 @@ def copy_ahead(state: SchedulerState) -> None:
     for block in kv.pool.leave(min(host.reserve - kv.pool.ready, MOST_BLOCKS)):
         if not host.tier.touch(kv.prefix.key(block)):
             add_pair(kv, host, block, pairs)
-    eager = host.transfers.eager or host.disk.shared  # others read it
+    eager = host.transfers.eager or host.storage.shared  # others read it
     if eager or (kv.pool.ready < host.reserve and len(host.filled) > host.reserve // FEW):
         add_filled(kv, host, state.steps.applied, pairs)
     ask_copies(state, host, pairs)
@@ -134,7 +134,7 @@ def find_anywhere(host: HostCopies) -> FindPlace:
 
     def find(key: bytes) -> int | None:
         place = host.tier.find(key)
-        if place is None and (stored := host.disk.tier.find(key)) is not None:
+        if place is None and (stored := host.storage.tier.find(key)) is not None:
             return host.tier.total + stored
         return place
 
@@ -213,7 +213,7 @@ def forget_waiting(state: SchedulerState, sequence: Sequence) -> None:
     """The sequence waits no longer: it has a slot, or has ended."""
     if state.kv.host is not None:
         state.kv.host.waiting.pop(sequence, None)
-        state.kv.host.disk.waiting.pop(sequence, None)
+        state.kv.host.storage.waiting.pop(sequence, None)
 
 
 def blocks_copied(state: SchedulerState, message: BlocksCopied, executor: int) -> None:
@@ -268,8 +268,8 @@ def finish_spill(kv: KVState, host: HostCopies, spill: Spill) -> None:
         del kv.prefix.copying[block]
         if host.tier.publish(place):
             host.copied += 1
-            if host.disk.tier.total:
-                host.disk.queue.append(key)
+            if host.storage.tier.total:
+                host.storage.queue.append(key)
     kv.pool.release(spill.held)
 
 
@@ -311,8 +311,8 @@ def check_copies(state: SchedulerState) -> tuple[str, ...]:
         return ()
     holds = [source for fetch in host.fetches.values() if fetch.transfer is None for source in fetch.sources]
     holds += [place for spill in host.spills.values() for _, place in spill.blocks]
-    holds += [block for load in host.disk.loads.values() for block in (*load.blocks, *load.held)]
-    holds += [block for store in host.disk.stores.values() for block in store.blocks]
+    holds += [block for load in host.storage.loads.values() for block in (*load.blocks, *load.held)]
+    holds += [block for store in host.storage.stores.values() for block in store.blocks]
     holds += [place for handover in host.transfers.handovers.values() for place in handover.held]
     return host.tier.check(holds)
 

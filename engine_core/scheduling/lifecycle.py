@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from penstock.engine_core.kv.block_layout import NO_BLOCK
 from penstock.engine_core.kv.prefix_index import extend
 from penstock.engine_core.scheduling.disaggregation import hand_over
-from penstock.engine_core.scheduling.disk_tier import distrust_disk
 from penstock.engine_core.scheduling.drafting import equip
 from penstock.engine_core.scheduling.host_tier import distrust_copies, forget_waiting, note_filled
 from penstock.engine_core.scheduling.outbox import end_row
@@ -22,6 +21,7 @@ from penstock.engine_core.scheduling.recurrent_state import leave_slot
 from penstock.engine_core.scheduling.request import Request, Sequence
 from penstock.engine_core.scheduling.state import Fenced, SchedulerState
 from penstock.engine_core.scheduling.statistics import FINISHED
+from penstock.engine_core.scheduling.storage_tier import distrust_storage
 from penstock.engine_core.scheduling.tracing import PREEMPTED, YIELDED
 from penstock.protocol.messages import Finish
 
@@ -118,7 +118,7 @@ def distrust(state: SchedulerState, sequence: Sequence) -> None:
     kv.pool.distrust([block for block in computed if block != NO_BLOCK])
     doubtful = sequence.block_hashes[sequence.borrowed : sequence.cached]
     distrust_copies(state, doubtful)
-    distrust_disk(state, doubtful)
+    distrust_storage(state, doubtful)
 
 
 def release(state: SchedulerState, fenced: Fenced) -> None:

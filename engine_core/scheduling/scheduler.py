@@ -15,14 +15,6 @@ from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.kv.block_pool import PoolReport
 from penstock.engine_core.scheduling.admission import reasons, waiting_adapters
 from penstock.engine_core.scheduling.disaggregation import expire_handovers, release_transfer, transfer_statistics
-from penstock.engine_core.scheduling.disk_tier import (
-    check_disk,
-    disk_answered,
-    disk_statistics,
-    forget_disk,
-    list_disk,
-    store_ahead,
-)
 from penstock.engine_core.scheduling.host_tier import (
     blocks_copied,
     check_copies,
@@ -46,6 +38,14 @@ from penstock.engine_core.scheduling.recurrent_state import check_states, clear_
 from penstock.engine_core.scheduling.request import PromptLogprobs
 from penstock.engine_core.scheduling.state import new_state
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
+from penstock.engine_core.scheduling.storage_tier import (
+    check_storage,
+    forget_storage,
+    list_storage,
+    storage_answered,
+    storage_statistics,
+    store_ahead,
+)
 from penstock.engine_core.scheduling.tracing import PREEMPTED, RESTARTED, Stay, StepFacts
 from penstock.engine_core.scheduling.update_from_output import apply, follow
 from penstock.engine_core.scheduling.validation import (
@@ -57,7 +57,6 @@ from penstock.engine_core.scheduling.validation import (
     submit,
 )
 from penstock.protocol.control import PauseMode
-from penstock.protocol.disk_blocks import DiskAnswer, DiskMessage
 from penstock.protocol.images import EncodeImage, ImageEncoded
 from penstock.protocol.messages import BlocksAddresses, Finish, Prefilled, Rejected, StopHit, SubmitTokens
 from penstock.protocol.outputs import TokenBatch
@@ -70,6 +69,7 @@ from penstock.protocol.steps import (
     StepPlan,
     StepResult,
 )
+from penstock.protocol.storage_blocks import StorageAnswer, StorageMessage
 
 UNLIMITED = 1 << 30
 TOO_FEW_ROWS = "the server no longer has enough encoder cache for this request's images"
@@ -80,7 +80,7 @@ class Scheduler:
 
     def __init__(self, options: SchedulingOptions) -> None:
         self._state = new_state(options)
-        list_disk(self._state)
+        list_storage(self._state)
 
     @property
     def in_flight(self) -> int:
@@ -215,7 +215,7 @@ class Scheduler:
             preempt(state, sequence, PREEMPTED)
         assert not state.kv.fence, "every step has been applied"
         clear_copies(state)
-        forget_disk(state)
+        forget_storage(state)
         state.kv.pool.clear(state.kv.pool.total)
         state.kv.owners[:] = 0
         state.refused = None
@@ -278,20 +278,20 @@ class Scheduler:
         failed = self._state.encoder_cache.encoded(message.number, message.error)
         fail_image(self._state, failed, message.error)
 
-    def copy_messages(self) -> list[CopyBlocks | DiskMessage]:
+    def copy_messages(self) -> list[CopyBlocks | StorageMessage]:
         """What executors are to copy between the device, the host's memory and the disk, in this order; the caller
         removes what it has sent."""
         host = self._state.kv.host
         return [] if host is None else host.messages
 
-    def blocks_copied(self, message: BlocksCopied | DiskAnswer, executor: int, now: float) -> None:
+    def blocks_copied(self, message: BlocksCopied | StorageAnswer, executor: int, now: float) -> None:
         """An executor has made copies, or has done something with its disk."""
         self._state.stats.now = now
         if isinstance(message, BlocksCopied):
             blocks_copied(self._state, message, executor)
             store_ahead(self._state)
         else:
-            disk_answered(self._state, message, executor)
+            storage_answered(self._state, message, executor)
 
     def release_transfer(self, request: int) -> None:
         """The blocks that `Prefilled` named have been read, or nobody wants them. Unknown ids are ignored."""
@@ -341,7 +341,7 @@ class Scheduler:
         if state.kv.recurrent is not None:
             clear_states(state.kv.recurrent, state_places)
         clear_copies(state, host_blocks, addresses)
-        list_disk(state, disk_blocks)
+        list_storage(state, disk_blocks)
         state.adapters.clear()
         state.encoder_cache.clear(encoder_rows)
         state.microbatches.decoding[:] = False
@@ -397,7 +397,7 @@ class Scheduler:
         tables += [fenced.blocks for fenced in chain(*state.kv.fence.values())]
         report = state.kv.pool.check(tables, thorough=thorough)
         faults = () if state.kv.recurrent is None else check_states(state, state.kv.recurrent)
-        faults += state.encoder_cache.check() + (check_copies(state) + check_disk(state) if thorough else ())
+        faults += state.encoder_cache.check() + (check_copies(state) + check_storage(state) if thorough else ())
         return msgspec.structs.replace(report, faults=report.faults + faults) if faults else report
 
     def statistics(self) -> SchedulerStatistics:
@@ -419,7 +419,7 @@ class Scheduler:
             evicted_blocks=state.kv.prefix.evicted,
             snapshots=None if state.kv.recurrent is None else state.kv.recurrent.snapshots.statistics(),
             host_tier=host_statistics(state),
-            disk_tier=disk_statistics(state),
+            storage_tier=storage_statistics(state),
             transfers=transfer_statistics(state),
             adapters=state.adapters.statistics(waiting_adapters(state)),
             encoder=state.encoder_cache.statistics(),

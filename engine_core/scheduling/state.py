@@ -33,10 +33,10 @@ from penstock.engine_core.speculation.draft_model import DeviceDrafts
 from penstock.engine_core.speculation.jump_forward import JumpForward
 from penstock.engine_core.speculation.step_cost import StepCost
 from penstock.protocol.control import FIRST_VERSION, PauseMode
-from penstock.protocol.disk_blocks import DiskMessage
 from penstock.protocol.groups import ReplicaRole
 from penstock.protocol.messages import BlocksAddresses, Finish, KVTransfer
 from penstock.protocol.steps import NO_STATE, CopyBlocks, keep_window
+from penstock.protocol.storage_blocks import StorageMessage
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,12 +173,12 @@ class Spill:
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """Blocks that are read from disk into the host's memory."""
+    """Blocks that are read from storage into the host's memory."""
 
     number: int  # of the message
     sequence: Sequence  # for which it is done; others may wait for it as well
     blocks: tuple[int, ...]  # of the host's memory
-    places: tuple[int, ...]  # on disk
+    places: tuple[int, ...]  # in storage
     keys: tuple[bytes, ...]
     held: tuple[int, ...]  # other blocks of the host's memory, which belong to the same prefix
     until: float  # for so long sequences wait for it
@@ -190,7 +190,7 @@ class Load:
 
 @dataclass(slots=True, eq=False)
 class Store:
-    """Blocks of the host's memory that are written to disk."""
+    """Blocks of the host's memory that are written to storage."""
 
     number: int
     blocks: tuple[int, ...]
@@ -235,13 +235,13 @@ class Lookups:
 
     open: dict[int, Lookup] = field(default_factory=dict)  # by number
     rest: Rest = field(default_factory=Rest)  # from asking, after answers or reads that failed
-    count: int = 0  # totals since start: see DiskTierStatistics
+    count: int = 0  # totals since start: see StorageTierStatistics
     failed: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Listing:
-    """What executors say is on disk. Before all have, nothing is written there or read from there."""
+    """What executors say is on their disks. Before all have, nothing is written there or read from there."""
 
     number: int
     found: dict[int, dict[int, bytes]] = field(default_factory=dict)  # by executor: keys by place
@@ -249,8 +249,8 @@ class Listing:
 
 
 @dataclass(slots=True, eq=False)
-class DiskCopies:
-    """KV blocks on disk, and those on their way between it and the host's memory. Without one there are no places.
+class StorageCopies:
+    """KV blocks in storage, and those on their way between it and the host's memory. Without one there are no places.
 
     shared: it is a store that other servers use as well. Its places are no memory, but what is remembered of it: blocks
     that were there when it was asked, or that have been written."""
@@ -269,7 +269,7 @@ class DiskCopies:
     block_seconds: float = 0.0  # that reading a block takes
     measured: float = 0.0  # when that was measured last
     writes: Rest = field(default_factory=Rest)
-    stored: int = 0  # totals since start: see DiskTierStatistics
+    stored: int = 0  # totals since start: see StorageTierStatistics
     lost: int = 0
     loaded: int = 0
     load_count: int = 0
@@ -302,9 +302,9 @@ class HostCopies:
 
     tier: HostTier
     reserve: int  # blocks on the device that can go at once, their content being copied where there is any
-    disk: DiskCopies
+    storage: StorageCopies
     transfers: Transfers
-    messages: list[CopyBlocks | DiskMessage] = field(default_factory=list)  # to executors, in their order
+    messages: list[CopyBlocks | StorageMessage] = field(default_factory=list)  # to executors, in their order
     number: int = 0  # of the last one
     fetches: dict[int, Fetch] = field(default_factory=dict)  # by number
     spills: dict[int, Spill] = field(default_factory=dict)
@@ -475,11 +475,11 @@ def new_host_copies(options: SchedulingOptions) -> HostCopies:
     """Every block of the host's memory is free."""
     two_steps = 2 * -(-options.max_num_batched_tokens // options.block_size) * len(options.windows)
     reserve = min(two_steps, options.blocks // 2)
-    disk = DiskCopies(
-        HostTier(options.disk_blocks, "the disk"), deque(maxlen=options.host_blocks), shared=options.kv_store
+    storage = StorageCopies(
+        HostTier(options.disk_blocks, "the storage"), deque(maxlen=options.host_blocks), shared=options.kv_store
     )
     transfers = Transfers(options.role is ReplicaRole.PREFILL, addresses=options.addresses)
-    return HostCopies(HostTier(options.host_blocks), reserve, disk, transfers, filled=deque(maxlen=max(reserve, 1)))
+    return HostCopies(HostTier(options.host_blocks), reserve, storage, transfers, filled=deque(maxlen=max(reserve, 1)))
 
 
 def new_recurrent_states(options: SchedulingOptions) -> RecurrentStates:

@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.engine_core.histogram import Histogram, HistogramStatistics
 from penstock.engine_core.kv.block_pool import PoolStatistics
-from penstock.engine_core.kv.host_tier import DiskTierStatistics, HostTierStatistics
+from penstock.engine_core.kv.host_tier import HostTierStatistics, StorageTierStatistics
 from penstock.engine_core.kv.snapshots import SnapshotStatistics
 from penstock.engine_core.scheduling.adapters import AdapterStatistics
 from penstock.engine_core.scheduling.encoder_cache import EncoderStatistics
@@ -212,7 +212,7 @@ class SchedulerStatistics(Totals, frozen=True, kw_only=True):  # type: ignore[mi
     evicted_blocks: int  # of the prefix cache, since start
     snapshots: SnapshotStatistics | None  # None: the model has no recurrent layers
     host_tier: HostTierStatistics
-    disk_tier: DiskTierStatistics
+    storage_tier: StorageTierStatistics
     transfers: TransferStatistics
     adapters: AdapterStatistics
     encoder: EncoderStatistics

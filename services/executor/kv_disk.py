@@ -25,7 +25,7 @@ import torch
 from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.execution.block_copies import BlockCopier
 from penstock.engine_core.execution.block_files import BlockFiles, places_in, too_small
-from penstock.engine_core.execution.disk_copies import DiskCopier
+from penstock.engine_core.execution.storage_copies import StorageCopier
 from penstock.engine_core.models.draft_spec import DraftSpec
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.protocol import groups
@@ -71,11 +71,11 @@ class Served:
 
 
 def attach_disk(config: Config, index: int, copies: BlockCopier | None, served: Served) -> None:
-    """Give the copier of blocks its disk, if one was asked for and works. Raises ConfigError."""
+    """Give the copier of blocks its files on disk, where the disk works. Raises ConfigError."""
     path, limit = config.executor.kv_disk, config.executor.kv_disk_size
-    if path and served.spec.encoder:
+    if served.spec.encoder:
         raise ConfigError(OPTION, path, "the model is an encoder, which keeps no KV blocks")
-    if not path or copies is None:  # a stage whose layers are all recurrent has no blocks
+    if copies is None:  # a stage whose layers are all recurrent has no blocks
         return
     each = copies.host.shape[1]
     if not places_in(limit, each):
@@ -87,7 +87,7 @@ def attach_disk(config: Config, index: int, copies: BlockCopier | None, served: 
     except OSError as error:
         logs.warning(log, "kv_disk_fails", path=path, error=str(error), instead="prompts are computed")
         return
-    copies.disk = DiskCopier(files, copies.host.numpy())
+    copies.storage = StorageCopier(files, copies.host.numpy())
     logs.info(log, "kv_disk", folder=str(folder), blocks=files.total, held=len(files.entries()))
     free = shutil.disk_usage(folder).free
     wanted = limit - sum(file.stat().st_blocks * 512 for file in folder.iterdir())

@@ -30,13 +30,13 @@ import numpy as np
 
 from penstock.engine_core.execution.block_copies import BlockCopier
 from penstock.engine_core.execution.block_files import BadBlock, Bytes
-from penstock.engine_core.execution.disk_copies import THREADS, DiskCopier
+from penstock.engine_core.execution.storage_copies import THREADS, StorageCopier
 from penstock.engine_core.loading.checksums import published_hashes
 from penstock.engine_core.models.weight_files import find_files
 from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError, ModelError
 from penstock.protocol.kv_store import OPTION, MooncakeSettings, read_store
-from penstock.services.executor.kv_disk import Served, attach_disk
+from penstock.services.executor.kv_disk import Served
 from penstock.services.executor.mooncake_client import MISSING, Call, Channel
 from penstock.services.supervisor import logs
 
@@ -56,13 +56,9 @@ MEANINGS: Mapping[int, str] = {
 }  # fmt: skip
 
 
-def attach_store(config: Config, index: int, copies: BlockCopier | None, served: Served) -> None:
-    """Give the copier of blocks its disk, or the shared store, which is met beside everything else. Raises
-    ConfigError."""
+def attach_store(config: Config, copies: BlockCopier | None, served: Served) -> None:
+    """Give the copier of blocks the shared store, which is met beside everything else. Raises ConfigError."""
     url = config.executor.kv_store
-    if not url:
-        attach_disk(config, index, copies, served)
-        return
     if served.spec.encoder:
         raise ConfigError(OPTION, url, "the model is an encoder, which keeps no KV blocks")
     if copies is None:  # a stage whose layers are all recurrent has no blocks
@@ -73,7 +69,7 @@ def attach_store(config: Config, index: int, copies: BlockCopier | None, served:
         return served.identity(config, layout, weights_digest(config, served))
 
     store = MooncakeBlocks(read_store(url), REMEMBERED * len(copies.host), copies.host.shape[1], identity)
-    copies.disk = DiskCopier(store, copies.host.numpy())
+    copies.storage = StorageCopier(store, copies.host.numpy())
     store.start()
 
 
@@ -143,8 +139,8 @@ class Client:
 
 
 class MooncakeBlocks:
-    """A store of blocks, as `DiskCopier` uses it. total: blocks that the scheduler remembers. identity: asked for in a
-    thread, before anything is read or written; may raise OSError and ModelError."""
+    """A store of blocks, as `StorageCopier` uses it. total: blocks that the scheduler remembers. identity: asked for in
+    a thread, before anything is read or written; may raise OSError and ModelError."""
 
     def __init__(
         self, settings: MooncakeSettings, total: int, block_bytes: int, identity: Callable[[], bytes],

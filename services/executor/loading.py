@@ -152,6 +152,14 @@ def key_of(
     return hashlib.sha256(msgspec.json.encode(told)).hexdigest()
 
 
+def folders_of(config: Config, path: Path, drafting: DraftSpec | None) -> list[Path]:
+    """Folders whose weights are read."""
+    if drafting is None:
+        return [path]
+    asked = read_speculative(config.scheduler.speculative_config)
+    return list(dict.fromkeys((path, folder.draft_folder(asked, path))))
+
+
 def check_agreed(config: Config, spec: DraftSpec | None, group: Group) -> None:
     """Raise ConfigError on every member of the group unless all have found the same draft model: it decides about
     layers and collectives, and each member was started with its own options."""

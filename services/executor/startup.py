@@ -62,7 +62,7 @@ from penstock.services.executor.cache_size import StepMemory, count_blocks
 from penstock.services.executor.device import NEEDS_GPU, available_memory, gpu_number
 from penstock.services.executor.kept_weights import KeptWeights
 from penstock.services.executor.kernel_compilers import compilers
-from penstock.services.executor.kv_disk import Served, files_digest
+from penstock.services.executor.kv_disk import Served, attach_disk, files_digest
 from penstock.services.executor.kv_store import attach_store
 from penstock.services.executor.loading import (
     Loading,
@@ -70,6 +70,7 @@ from penstock.services.executor.loading import (
     check_agreed,
     check_output,
     find_draft,
+    folders_of,
     key_of,
     verification,
 )
@@ -167,7 +168,11 @@ def start(
         runner, shape, copies = make_runner(config, index, model, spec, options, draft, phases, memory, others)
         if loading.restored:  # the files may be others since; an update's weights are those of none
             files = b"" if loading.path else bytes.fromhex(earlier.files)
-        attach_store(config, index, copies, Served(spec, drafting, length, group, dtype, tuple(folders), files))
+        served = Served(spec, drafting, length, group, dtype, tuple(folders), files)
+        if config.executor.kv_store:
+            attach_store(config, copies, served)
+        elif config.executor.kv_disk:
+            attach_disk(config, index, copies, served)
         warm = warm_up(config, runner, spec, phases, again=again)
         phases.begin("checking the weights")
         verified = "" if checks is None else checks.finish()
@@ -211,23 +216,15 @@ def describe(
     )
 
 
-def folders_of(config: Config, path: Path, drafting: DraftSpec | None) -> list[Path]:
-    """Folders whose weights are read."""
-    if drafting is None:
-        return [path]
-    asked = read_speculative(config.scheduler.speculative_config)
-    return list(dict.fromkeys((path, folder.draft_folder(asked, path))))
-
-
 def with_tiers(config: Config, ready: ExecutorReady, copies: BlockCopier | None) -> ExecutorReady:
     """The same with the room for blocks that is not on the device."""
     if copies is None:
         return ready
-    disk, options = copies.disk, config.executor
+    storage, options = copies.storage, config.executor
+    places, size = (0, 0) if storage is None else (storage.store.total, options.kv_disk_size)
     return msgspec.structs.replace(
         ready, host_blocks=copies.host.shape[0], host_bytes=copies.host.nbytes, address=copies.address,
-        kv_store=bool(options.kv_store),
-        disk_blocks=0 if disk is None else disk.files.total, disk_bytes=0 if disk is None else options.kv_disk_size,
+        kv_store=bool(options.kv_store), disk_blocks=places, disk_bytes=size,
     )  # fmt: skip
 
 

@@ -21,7 +21,6 @@ from penstock.engine_core.execution.model_runner import Begun, Runner
 from penstock.engine_core.execution.step_output import Launched
 from penstock.engine_core.histogram import Histogram, HistogramStatistics
 from penstock.protocol.control import CheckWeights, MeetTrainer, SumWeights, WriteWeights
-from penstock.protocol.disk_blocks import FindBlocks, ForgetBlocks, ListBlocks, MoveBlocks
 from penstock.protocol.images import EncodeImage
 from penstock.protocol.message import Message
 from penstock.protocol.step_columns import chunk_positions, integers
@@ -34,6 +33,7 @@ from penstock.protocol.steps import (
     StepPlan,
     StepResult,
 )
+from penstock.protocol.storage_blocks import FindBlocks, ForgetBlocks, ListBlocks, MoveBlocks
 from penstock.services.executor.adapter_loading import AdapterLoader
 from penstock.services.executor.crash_report import Reports
 from penstock.services.executor.image_encoding import ImageEncoding
@@ -281,14 +281,14 @@ class Steps:
         """Weights were written: what was begun is of those before."""
         if self._images is not None:
             self._images.forget()
-        if self._copies is not None and self._copies.disk is not None:
-            self._copies.disk.renew()
+        if self._copies is not None and self._copies.storage is not None:
+            self._copies.storage.renew()
 
     @property
     def wakers(self) -> tuple[int, ...]:
         """Descriptors that become readable when threads beside the steps have done something."""
-        disk = None if self._copies is None else self._copies.disk
-        return tuple([beside.fileno() for beside in (self.adapters, disk) if beside is not None])
+        storage = None if self._copies is None else self._copies.storage
+        return tuple([beside.fileno() for beside in (self.adapters, storage) if beside is not None])
 
     def tick(self, now: float) -> None:
         """Called a few times a second, at `now` in monotonic seconds."""

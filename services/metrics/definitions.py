@@ -240,23 +240,24 @@ SCHEDULING: tuple[Metric[SchedulerStatistics], ...] = (
         counter("engine_host_evicted_blocks", "KV blocks of the host's memory that went for others",
                 lambda s: s.host_tier.evicted),
         gauge("engine_disk_blocks", "KV blocks that there is room for on the executors' disks",
-              lambda s: s.disk_tier.total),
+              lambda s: s.storage_tier.total),
         gauge("engine_disk_blocks_held", "Of those, the ones that prefix hits can be read from",
-              lambda s: s.disk_tier.findable),
+              lambda s: s.storage_tier.findable),
         counter("engine_disk_stored_blocks", "KV blocks of the host's memory written to disk",
-                lambda s: s.disk_tier.stored),
+                lambda s: s.storage_tier.stored),
         counter("engine_disk_lost_blocks", "KV blocks that left the host's memory before they were written",
-                lambda s: s.disk_tier.lost),
+                lambda s: s.storage_tier.lost),
         counter("engine_disk_loads", "Times that blocks were read from disk for a sequence",
-                lambda s: s.disk_tier.loads),
-        counter("engine_disk_loaded_blocks", "KV blocks read from disk", lambda s: s.disk_tier.loaded),
+                lambda s: s.storage_tier.loads),
+        counter("engine_disk_loaded_blocks", "KV blocks read from disk", lambda s: s.storage_tier.loaded),
         counter("engine_kv_store_lookups", "Times that a shared store was asked for blocks of a sequence",
-                lambda s: s.disk_tier.lookups),
+                lambda s: s.storage_tier.lookups),
         counter("engine_kv_store_failed_lookups", "Of those, the ones that it did not answer",
-                lambda s: s.disk_tier.failed_lookups),
-        counter("engine_disk_evicted_blocks", "KV blocks on disk that went for others", lambda s: s.disk_tier.evicted),
+                lambda s: s.storage_tier.failed_lookups),
+        counter("engine_disk_evicted_blocks", "KV blocks on disk that went for others",
+                lambda s: s.storage_tier.evicted),
         counter("engine_disk_failed_blocks", "KV blocks that could not be written or read, or were not as written",
-                lambda s: s.disk_tier.failed),
+                lambda s: s.storage_tier.failed),
         gauge("engine_handover_blocks_held", "KV blocks of the host's memory that are held for replicas that decode",
               lambda s: s.transfers.held),
         counter("engine_handovers", "Requests whose prompts were computed for other replicas",
@@ -409,14 +410,20 @@ STEPS: tuple[Metric[StepsStatistics], ...] = (
     counter(
         "executor_disk_copied_bytes",
         "Bytes of KV blocks written to disk and read from there",
-        lambda s: {"out": s.copies.disk.bytes_out, "in": s.copies.disk.bytes_in} if s.copies and s.copies.disk else {},
+        lambda s: (
+            {"out": s.copies.storage.bytes_out, "in": s.copies.storage.bytes_in}
+            if s.copies and s.copies.storage
+            else {}
+        ),
         "direction",
     ),
     counter(
         "executor_disk_seconds",
         "Time that this took, beside the steps",
         lambda s: (
-            {"out": s.copies.disk.seconds_out, "in": s.copies.disk.seconds_in} if s.copies and s.copies.disk else {}
+            {"out": s.copies.storage.seconds_out, "in": s.copies.storage.seconds_in}
+            if s.copies and s.copies.storage
+            else {}
         ),
         "direction",
     ),

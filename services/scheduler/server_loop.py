@@ -20,7 +20,6 @@ from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.protocol.config import Config
 from penstock.protocol.control import Control, EngineStatus, WeightsAnswer
-from penstock.protocol.disk_blocks import BlocksFound, BlocksListed, BlocksMoved
 from penstock.protocol.errors import RequestError, rejection
 from penstock.protocol.groups import answering, group_size, members
 from penstock.protocol.images import ImageEncoded
@@ -37,6 +36,7 @@ from penstock.protocol.steps import (
     StepResult,
     Wake,
 )
+from penstock.protocol.storage_blocks import BlocksFound, BlocksListed, BlocksMoved
 from penstock.services.links.link import Arrival, Joined, Left, Link, Peer, level_of
 from penstock.services.metrics.definitions import LAG
 from penstock.services.metrics.snapshot import RemoteSnapshots

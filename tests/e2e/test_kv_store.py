@@ -23,8 +23,8 @@ import pytest
 
 from benchmarks.samples import scrape, total
 from tests.e2e.server import LIMIT, Server, command_line, serving
-from tests.e2e.test_disk_tier import kill
 from tests.e2e.test_host_tier import EACH, PLACES, said, until_metric
+from tests.e2e.test_storage_tier import kill
 from tests.services.executor.mooncake import fake_mooncake
 from tests.services.links.network import free_port
 

@@ -42,11 +42,11 @@ from penstock.protocol.steps import (
     StepResult,
 )
 from tests.sim.adapters import Hosts
-from tests.sim.disk import Disk
 from tests.sim.host_tier import HostMemory
 from tests.sim.images import Encoders, read_images, rows_of
 from tests.sim.lives import World
 from tests.sim.model import VOCAB, Nature, cell, cells, choose, logprob
+from tests.sim.storage import Storage
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ def turned_off(plan: StepPlan) -> list[int]:
 
 
 class FakeExecutor:
-    def __init__(self, world: World, epoch: int, natures: Mapping[int, Nature], disk: Disk | None = None) -> None:
+    def __init__(self, world: World, epoch: int, natures: Mapping[int, Nature], storage: Storage | None = None) -> None:
         self._stages = world.stages
         self._pace = world.pace  # seconds for each token beside the step's own; 0: it does not say how long it took
         self._skill = world.skill  # how many of its own drafts are what the model says
@@ -137,7 +137,7 @@ class FakeExecutor:
         self.rows = 0
         self.hosts = Hosts(world.adapter_places, world.adapter_memory)
         self.encoders = Encoders(world.encoder_rows, lambda: set().union(*[touched.rows for touched in self._flying]))
-        self.host = HostMemory(world.host_blocks, self._pages, self._draft_pages, self._touched, disk)
+        self.host = HostMemory(world.host_blocks, self._pages, self._draft_pages, self._touched, storage)
         self._mutual = world.mutual
         self._recurrent, self._piece = world.recurrent, world.state_piece
         numbers = (*range(world.places), *range(HOST_PLACES, HOST_PLACES + world.host_places))

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from penstock.engine_core.scheduling.scheduler import Scheduler
-from penstock.protocol.disk_blocks import ForgetBlocks, MoveBlocks
 from penstock.protocol.step_columns import copy_table, move_table
 from penstock.protocol.steps import OWN_MEMORY, BlocksCopied, CopyBlocks, copy_stamp
+from penstock.protocol.storage_blocks import ForgetBlocks, MoveBlocks
 from tests.sim.adapters import GROUP
-from tests.sim.disk import Disk, DiskJobs
+from tests.sim.storage import Storage, StorageJobs
 
 GARBAGE = -7
 Cells = list[list[int]]  # by block
@@ -40,7 +40,12 @@ class HostMemory:
     """Of all executors, which get the same messages. `touched`: blocks that steps in flight read or write."""
 
     def __init__(
-        self, blocks: int, pages: Cells, draft_pages: Cells, touched: Callable[[], set[int]], disk: Disk | None = None
+        self,
+        blocks: int,
+        pages: Cells,
+        draft_pages: Cells,
+        touched: Callable[[], set[int]],
+        storage: Storage | None = None,
     ) -> None:
         self.blocks: list[tuple[list[int], list[int]] | None] = [None] * blocks
         self.stamps = [0] * blocks
@@ -48,7 +53,7 @@ class HostMemory:
         self.copies: dict[int, Copies] = {}
         self._pages, self._draft_pages, self._touched = pages, draft_pages, touched
         self._last = 0
-        self.disk = DiskJobs(disk or Disk(), self.blocks)
+        self.storage = StorageJobs(storage or Storage(), self.blocks)
 
     def take(self, scheduler: Scheduler, rng: random.Random) -> bool:
         """Everything that the scheduler has to say; whether there was anything."""
@@ -60,7 +65,7 @@ class HostMemory:
                     self._last = message.number
                 if isinstance(message, MoveBlocks):
                     self._check_move(message)
-                self.disk.take(message, scheduler.epoch)
+                self.storage.take(message, scheduler.epoch)
                 continue
             assert message.number > self._last, "a number that was given before"
             assert message.epoch == scheduler.epoch
@@ -75,8 +80,10 @@ class HostMemory:
                 theirs = {place for _, place in other.pairs}
                 assert message.to_host == other.to_host or not theirs.intersection(places), "read while it is written"
                 assert not (message.to_host and theirs.intersection(places)), "written twice"
-            assert not self.disk.touched(to_disk=False).intersection(places), "read or written while it is loaded"
-            assert not (message.to_host and self.disk.touched(to_disk=True).intersection(places)), "while it is stored"
+            assert not self.storage.touched(to_storage=False).intersection(places), "read or written while it is loaded"
+            assert not (message.to_host and self.storage.touched(to_storage=True).intersection(places)), (
+                "while it is stored"
+            )
             found = self.copies[message.number] = Copies(message.to_host, pairs, list(range(GROUP)))
             if message.replica != OWN_MEMORY:
                 assert not message.to_host
@@ -97,13 +104,13 @@ class HostMemory:
         blocks = move_table(message.blocks)[:, 0].tolist()
         for other in self.copies.values():
             theirs = {place for _, place in other.pairs}
-            writes = other.to_host or not message.to_disk
+            writes = other.to_host or not message.to_storage
             assert not (writes and theirs.intersection(blocks)), "a block of the host's memory that is copied"
 
     def say(self, scheduler: Scheduler, now: float, rng: random.Random) -> bool:
         """One executor has made copies; whether any were to be made."""
-        if self.disk.busy and (not self.copies or rng.random() < 0.5):
-            return self.disk.say(scheduler, now, rng)
+        if self.storage.busy and (not self.copies or rng.random() < 0.5):
+            return self.storage.say(scheduler, now, rng)
         if not self.copies:
             return False
         number = rng.choice(list(self.copies))

@@ -15,25 +15,26 @@ def is_idle(scheduler: Scheduler) -> bool:
     moving = len(state.queue) + len(state.steps.in_flight) + len(state.kv.fence)
     empty = state.slots.free == state.slots.count and state.slots.blocks.committed == 0
     maps += 0 if state.kv.recurrent is None else len(state.kv.recurrent.coming)
-    maps += not at_rest(state.encoder_cache)
+    maps += not rows_are_free(state.encoder_cache)
     if (host := state.kv.host) is not None:
         maps += sum(
             map(len, (host.waiting, host.fetching, host.spilling, host.fetches, host.spills, host.transfers.handovers))
         )
         maps += len(state.kv.prefix.copying)
-        disk = host.disk
-        maps += sum(map(len, (disk.waiting, disk.loading, disk.storing, disk.loads, disk.stores, disk.lookups.open)))
+        storage = host.storage
+        maps += len(storage.waiting) + len(storage.loading) + len(storage.storing) + len(storage.lookups.open)
+        maps += len(storage.loads) + len(storage.stores)
     return maps + moving == 0 and empty and is_clean(state.stop_tokens) and is_empty(state.queue)
-
-
-def at_rest(cache: EncoderCache) -> bool:
-    """Whether no sequence holds rows or waits for them."""
-    return not (cache._asked or cache._held or cache._fence or cache.statistics().held)
 
 
 def is_clean(counts: StopTokenCounts) -> bool:
     """Whether every token that was added was removed again; the entry of NON_FINITE stays."""
     return counts.ids == {NON_FINITE}
+
+
+def rows_are_free(cache: EncoderCache) -> bool:
+    """Whether no sequence holds rows or waits for them."""
+    return not (cache._asked or cache._held or cache._fence or cache.statistics().held)
 
 
 def is_empty(queue: RequestQueue) -> bool:

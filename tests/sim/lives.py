@@ -56,7 +56,7 @@ class World:
     host_blocks: int = 0  # KV blocks in the host's memory
     disk_blocks: int = 0  # and on disk
     kv_store: bool = False  # in place of disks is a shared store
-    disk_trouble: float = 0.0  # how often a block cannot be written, is spoilt, or cannot be read
+    storage_trouble: float = 0.0  # how often a block cannot be written, is spoilt, or cannot be read
     adapters: tuple[str, ...] = ()  # that lives ask for, beside the model itself
     adapter_places: int = 0
     adapter_memory: int = 0

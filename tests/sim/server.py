@@ -15,7 +15,6 @@ from penstock.protocol.images import Image
 from penstock.protocol.messages import Automaton, Client, Pooling, Sampling, SubmitTokens, TraceContext, Written
 from penstock.protocol.steps import StepPlan, StepResult
 from tests.sim.adapters import adapter as named
-from tests.sim.disk import Disk
 from tests.sim.executor import FakeExecutor, ints
 from tests.sim.grammar import FakeGuide
 from tests.sim.idle import is_idle
@@ -23,6 +22,7 @@ from tests.sim.lives import Life, World, scheduling_options
 from tests.sim.masks import MaskDesk
 from tests.sim.model import EOS, VOCAB, Nature, root_of
 from tests.sim.record import Record, Seen
+from tests.sim.storage import Storage
 
 ROOMY = World(blocks=256, block_size=4, slots=8, budget=64, max_model_len=64, depth=1)
 NO_TRACE = TraceContext()
@@ -38,7 +38,7 @@ class Server:
             replace(scheduling_options(world), vocab_size=vocab_size, traced=traced, trace_tokens=4)
         )
         self.natures: dict[int, Nature] = {}
-        self.disk = Disk(world.disk_trouble, world.kv_store)
+        self.storage = Storage(world.storage_trouble, world.kv_store)
         self.executor = self.new_executor(0)
         self.results: deque[StepResult] = deque()
         self.record = Record()
@@ -47,7 +47,7 @@ class Server:
 
     def new_executor(self, epoch: int, blocks: int | None = None) -> FakeExecutor:
         world = self.world if blocks is None else replace_fields(self.world, blocks=blocks)
-        return FakeExecutor(world, epoch, self.natures, self.disk)
+        return FakeExecutor(world, epoch, self.natures, self.storage)
 
     def submit(
         self,

@@ -15,13 +15,13 @@ from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.protocol.messages import StopHit
 from penstock.protocol.steps import StepResult
-from tests.sim.disk import Disk
 from tests.sim.executor import FakeExecutor
 from tests.sim.grammar import FakeGuide
 from tests.sim.idle import is_idle
 from tests.sim.lives import Life, World, scheduling_options
 from tests.sim.masks import MaskDesk
 from tests.sim.record import Record
+from tests.sim.storage import Storage
 
 CHECK_EVERY = 16  # turns
 
@@ -88,8 +88,8 @@ class Simulation:
         if world.careless:
             self.scheduler._state.forecast = Careless(0.0)
         self.natures = {life.message.sampling.seed: life.nature for life in lives}
-        self.disk = Disk(world.disk_trouble, world.kv_store)
-        self.executor = FakeExecutor(world, 1, self.natures, self.disk)
+        self.storage = Storage(world.storage_trouble, world.kv_store)
+        self.executor = FakeExecutor(world, 1, self.natures, self.storage)
         self.results: deque[StepResult] = deque()
         self.desk = MaskDesk()
         self.stale: list[StepResult] = []
@@ -125,7 +125,7 @@ class Simulation:
     @property
     def _moving(self) -> bool:
         """Whether blocks are on their way anywhere, or are about to be."""
-        beside = self.executor.host.disk.busy or bool(self.scheduler.copy_messages())
+        beside = self.executor.host.storage.busy or bool(self.scheduler.copy_messages())
         return beside or not self.scheduler.settled
 
     def _arrive(self, coming: deque[Life]) -> None:
@@ -158,7 +158,7 @@ class Simulation:
         epoch = self.executor.epoch + 1
         self.stale += self.results
         self.results.clear()
-        self.executor = FakeExecutor(self.world, epoch, self.natures, self.disk)
+        self.executor = FakeExecutor(self.world, epoch, self.natures, self.storage)
         self.desk.clear()
         self.scheduler.restart(epoch, self.clock.now)
         self._check()

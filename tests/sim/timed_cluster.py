@@ -113,7 +113,7 @@ class Job:
 class Copier:
     """What `Steps` asks of a `BlockCopier`. memory: the stamps of all executors' blocks, by replica and place."""
 
-    disk = None
+    storage = None
 
     def __init__(self, executor: Executor, replica: int, memory: dict[tuple[int, int], int]) -> None:
         self._executor, self._replica, self._memory = executor, replica, memory

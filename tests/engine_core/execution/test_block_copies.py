@@ -12,11 +12,11 @@ from torch import Tensor
 from penstock.engine_core.execution import block_copies
 from penstock.engine_core.execution.block_copies import BlockCopier
 from penstock.engine_core.execution.block_files import BlockFiles
-from penstock.engine_core.execution.disk_copies import DiskCopier
 from penstock.engine_core.execution.shared_blocks import spans
+from penstock.engine_core.execution.storage_copies import StorageCopier
 from penstock.engine_core.models import memory_estimate
-from penstock.protocol.disk_blocks import BlocksListed, ListBlocks, MoveBlocks, pack_keys
 from penstock.protocol.steps import BlocksCopied, CopyBlocks
+from penstock.protocol.storage_blocks import BlocksListed, ListBlocks, MoveBlocks, pack_keys
 
 BLOCKS, HOST = 9, 6
 CPU = torch.device("cpu")
@@ -95,30 +95,30 @@ def test_a_disk_behind_the_hosts_memory(tmp_path: Path) -> None:
     """A new epoch of copies ends no job of the disk, which has ended by itself those before; a lost scheduler does."""
     copier = BlockCopier(memory(), HOST, CPU)
     each = copier.host.shape[1]
-    copier.disk = DiskCopier(BlockFiles(tmp_path, 1 << 20, each, bytes(32)), copier.host.numpy(), threads=1)
+    copier.storage = StorageCopier(BlockFiles(tmp_path, 1 << 20, each, bytes(32)), copier.host.numpy(), threads=1)
     assert run(copier, message(1, [(7, 5)], to_host=True)) == [1]
-    copier.ask(moving(2, to_disk=True))
+    copier.ask(moving(2, to_storage=True))
     copier.ask(ListBlocks(3, 2))
     copier.ask(message(4, [(7, 4)], to_host=True, epoch=2))
     until_answered(copier, 2)
     assert {type(answer) for answer in copier.answers} == {BlocksCopied, BlocksListed}
-    copier.ask(moving(5, to_disk=True, epoch=2))
+    copier.ask(moving(5, to_storage=True, epoch=2))
     until_answered(copier, 3)
-    assert copier.statistics().disk is not None
+    assert copier.statistics().storage is not None
     copier.forget()
     assert not copier.busy
-    copier.disk.close()
+    copier.storage.close()
 
 
-def moving(number: int, *, to_disk: bool, epoch: int = 1) -> MoveBlocks:
+def moving(number: int, *, to_storage: bool, epoch: int = 1) -> MoveBlocks:
     table = np.array([(5, 0)], np.int32).tobytes()
-    return MoveBlocks(number=number, epoch=epoch, to_disk=to_disk, blocks=table, keys=pack_keys([bytes(16)]))
+    return MoveBlocks(number=number, epoch=epoch, to_storage=to_storage, blocks=table, keys=pack_keys([bytes(16)]))
 
 
 def until_answered(copier: BlockCopier, count: int) -> None:
-    assert copier.disk is not None
+    assert copier.storage is not None
     copier.iterate()
     while len(copier.answers) < count:
-        assert select.select([copier.disk.fileno()], [], [], 30.0)[0]
+        assert select.select([copier.storage.fileno()], [], [], 30.0)[0]
         copier.iterate()
     assert copier.busy

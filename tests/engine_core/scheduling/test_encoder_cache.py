@@ -12,7 +12,7 @@ from penstock.engine_core.scheduling.request import Request, Sequence
 from penstock.protocol.images import Image
 from penstock.protocol.messages import Sampling, SubmitTokens
 from tests.sim.executor import ints
-from tests.sim.idle import at_rest
+from tests.sim.idle import rows_are_free
 from tests.sim.images import picture
 
 A, B, C, D = (picture(number, 4) for number in range(4))
@@ -115,7 +115,7 @@ def test_equal_images_share_rows() -> None:
     cache.leave(other, 0, 0)
     assert cache.statistics().held == 4, "its second place is still to come"
     cache.leave(sequence, 0, 0)
-    assert at_rest(cache)
+    assert rows_are_free(cache)
 
 
 def test_a_step_in_flight_keeps_the_rows_that_it_reads() -> None:
@@ -134,7 +134,7 @@ def test_a_sequence_that_leaves_keeps_them_until_its_last_step_is_applied() -> N
     cache = EncoderCache(4, 1)
     cache.leave(hold(cache, A), 5, 4)
     assert ask(cache, B) is None
-    assert not at_rest(cache)
+    assert not rows_are_free(cache)
     cache.applied(5)
     assert ask(cache, B) is not None
 
@@ -202,7 +202,7 @@ def test_what_nobody_needs_any_more_is_not_encoded() -> None:
     for message in cache.messages[:ENCODES]:
         cache.encoded(message.number, "")
     assert len(cache.messages) == ENCODES
-    assert at_rest(cache)
+    assert rows_are_free(cache)
 
 
 def test_nobody_behind_a_sequence_that_lacks_rows_gets_any_or_holds_some_longer() -> None:
@@ -283,7 +283,7 @@ def test_new_executors_begin_with_empty_rows_and_new_numbers() -> None:
     cache.begin_pass()
     assert cache.ask(sequence, (B,))
     cache.clear(8)
-    assert at_rest(cache)
+    assert rows_are_free(cache)
     assert (cache.rows, cache.messages) == (8, [])
     cache.encoded(2, "")
     assert hold(cache, A)
@@ -320,4 +320,4 @@ def test_rows_never_overlap_and_the_first_one_is_served_when_nothing_is_held(see
             cache.enter(sequence)
         encode(cache)
         cache.leave(sequence, 0, 0)
-    assert at_rest(cache)
+    assert rows_are_free(cache)

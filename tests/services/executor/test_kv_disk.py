@@ -42,8 +42,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Served:
 def copies() -> Iterator[BlockCopier]:
     found = BlockCopier([torch.zeros(9, 4, 8)], 6, CPU)
     yield found
-    if found.disk is not None:
-        found.disk.close()
+    if found.storage is not None:
+        found.storage.close()
 
 
 def test_each_model_and_executor_has_a_private_folder(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_disk_that_fails_is_none(
 
     monkeypatch.setattr(Path, "mkdir", fails)
     attach_disk(config(tmp_path), 0, copies, found)
-    assert copies.disk is None
+    assert copies.storage is None
     assert "kv_disk_fails" in caplog.text
 
 
@@ -114,8 +114,8 @@ def test_too_little_room(tmp_path: Path, copies: BlockCopier, found: Served) -> 
     with pytest.raises(ConfigError, match=r"--kv-disk-size: 4096 is not allowed; a KV block takes 128 bytes"):
         attach_disk(config(tmp_path, size=4096), 0, copies, found)
     attach_disk(config(tmp_path, size=3 * 4096), 0, copies, found)
-    assert copies.disk is not None
-    assert copies.disk.files.total == 1
+    assert copies.storage is not None
+    assert copies.storage.store.total == 1
 
 
 def test_an_encoder_has_none(tmp_path: Path, found: Served) -> None:
@@ -126,10 +126,8 @@ def test_an_encoder_has_none(tmp_path: Path, found: Served) -> None:
         attach_disk(config(tmp_path), 0, None, replace(found, spec=msgspec.structs.replace(found.spec, body=body)))
 
 
-def test_none_is_made_where_none_is_asked_for(tmp_path: Path, copies: BlockCopier, found: Served) -> None:
-    attach_disk(msgspec.structs.replace(config(tmp_path), executor=ExecutorConfig()), 0, copies, found)
+def test_none_is_made_where_there_are_no_blocks(tmp_path: Path, found: Served) -> None:
     attach_disk(config(tmp_path / "kv"), 0, None, found)
-    assert copies.disk is None
     assert not (tmp_path / "kv").exists()
 
 

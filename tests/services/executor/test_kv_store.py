@@ -290,14 +290,14 @@ def test_each_share_has_keys_of_its_own(served: Served) -> None:
 
 
 def test_it_is_attached_to_what_has_blocks(mooncake: FakeMooncake, served: Served) -> None:
-    attach_store(config(mooncake.url), 0, None, served)
+    attach_store(config(mooncake.url), None, served)
     copies = BlockCopier([torch.zeros(9, 4, 8)], 6, torch.device("cpu"))
-    attach_store(config(mooncake.url), 0, copies, served)
-    assert copies.disk is not None
-    assert copies.disk.files.total == 12
-    copies.disk.close()
+    attach_store(config(mooncake.url), copies, served)
+    assert copies.storage is not None
+    assert copies.storage.store.total == 12
+    copies.storage.close()
     attention = msgspec.structs.replace(served.spec.body.layers[0].attention, bidirectional=True)
     layers = (msgspec.structs.replace(served.spec.body.layers[0], attention=attention),)
     spec = msgspec.structs.replace(served.spec, body=msgspec.structs.replace(served.spec.body, layers=layers))
     with pytest.raises(ConfigError, match=r"--kv-store: .*the model is an encoder, which keeps no KV blocks"):
-        attach_store(config(), 0, copies, replace(served, spec=spec))
+        attach_store(config(), copies, replace(served, spec=spec))

@@ -101,7 +101,7 @@ def test_a_cache_below_one_request_is_refused_with_the_length_that_fits(folder: 
 def test_a_cache_that_the_host_has_no_memory_for_is_refused_by_its_own_name(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=r"--kv-cache-memory.*the host has \d+ bytes"):
+    with pytest.raises(ConfigError, match=r"--kv-cache-memory.*the host has [\d.]+ GiB"):
         start(config(folder, kv_cache_memory=1 << 49), 0)
 
     def full(*_: object) -> NoReturn:
@@ -120,7 +120,7 @@ def test_snapshots_in_the_hosts_memory() -> None:
     assert host_places(name, each, snapshot_bytes(tiny_spec(), 2), what) == 0
     with pytest.raises(ConfigError, match=rf"--state-host-memory.*a snapshot takes {each} bytes"):
         host_places(name, each - 1, each, what)
-    with pytest.raises(ConfigError, match=r"--state-host-memory.*the host has 1000 bytes"):
+    with pytest.raises(ConfigError, match=r"--state-host-memory.*the host has 0.0 GiB"):
         host_places(name, 1 << 49, each, what, 1000)
 
 
@@ -133,7 +133,7 @@ def test_blocks_in_the_hosts_memory(folder: str) -> None:
     assert not engine.copies.busy
     with pytest.raises(ConfigError, match=rf"--kv-host-memory.*a KV block takes {BLOCK_BYTES} bytes"):
         start(config(folder, kv_host_memory=BLOCK_BYTES - 1), 0)
-    with pytest.raises(ConfigError, match=r"--kv-host-memory.*the host has \d+ bytes"):
+    with pytest.raises(ConfigError, match=r"--kv-host-memory.*the host has [\d.]+ GiB"):
         start(config(folder, kv_host_memory=1 << 49), 0)
 
 

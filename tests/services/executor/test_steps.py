@@ -18,12 +18,11 @@ import torch
 from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.execution.block_copies import BlockCopier
 from penstock.engine_core.execution.block_files import BlockFiles
-from penstock.engine_core.execution.disk_copies import DiskCopier
 from penstock.engine_core.execution.model_runner import Runner
 from penstock.engine_core.execution.step_output import Launched
+from penstock.engine_core.execution.storage_copies import StorageCopier
 from penstock.protocol.config import Config
 from penstock.protocol.control import CheckWeights, WeightsAnswer, WriteWeights
-from penstock.protocol.disk_blocks import BlocksListed, ListBlocks
 from penstock.protocol.engine_config import ExecutorConfig, ModelConfig
 from penstock.protocol.links import STEPS, Welcome
 from penstock.protocol.message import Message
@@ -37,10 +36,11 @@ from penstock.protocol.steps import (
     StepPlan,
     StepResult,
 )
+from penstock.protocol.storage_blocks import BlocksListed, ListBlocks
 from penstock.services.executor.crash_report import Reports
 from penstock.services.executor.startup import Engine, start
 from penstock.services.executor.steps import Steps
-from penstock.services.executor.watchdog import Watchdog
+from penstock.services.executor.watchdog import UNKNOWN, Watchdog
 from penstock.services.executor.weight_updates import WeightUpdates
 from penstock.services.links.link import GOODBYE, UNREACHABLE, Arrival, Joined, Left, Peer, end_of
 from tests.services.executor.folder import write_folder
@@ -224,23 +224,23 @@ def test_weights_are_read_behind_the_plans_before(port: FakePort, engine: Engine
 
 def test_blocks_on_disk_are_told_of_other_weights(port: FakePort, engine: Engine, tmp_path: Path) -> None:
     """They come with other weights: what is written from then on is of this life alone."""
-    disk = BlockFiles(tmp_path, 1 << 16, 64, bytes(32))
+    storage = BlockFiles(tmp_path, 1 << 16, 64, bytes(32))
     sink: Any = port
     source: Any = FakeWeights(port)
     copies = BlockCopier([torch.zeros(3, 16)], 2, torch.device("cpu"))
-    copies.disk = DiskCopier(disk, copies.host.numpy(), threads=1)
+    copies.storage = StorageCopier(storage, copies.host.numpy(), threads=1)
     reports = Reports(tmp_path, "executor-0", engine.ready, prompts=False)
     weights = WeightUpdates(source)
     steps = Steps(sink, engine.runner, engine.ready, Watchdog(), reports, weights=weights, copies=copies)
-    assert steps.wakers == (copies.disk.fileno(),)
+    assert steps.wakers == (copies.storage.fileno(),)
     run(steps, peer(), Joined(), CheckWeights(1, "/new"), first(1), ListBlocks(1, 5))
     until_listed(steps, port, 1)
-    assert disk.identity == bytes(32)
+    assert storage.identity == bytes(32)
     run(steps, peer(), WriteWeights(2, "/new", "7"))
     run(steps, peer(), ListBlocks(2, 5))
     until_listed(steps, port, 2)
-    assert disk.identity != bytes(32)
-    copies.disk.close()
+    assert storage.identity != bytes(32)
+    copies.storage.close()
 
 
 def until_listed(steps: Steps, port: FakePort, number: int) -> None:
@@ -414,11 +414,11 @@ def test_the_watchdog_waits_for_steps_alone(steps: Steps, port: FakePort, watchd
     assert watchdog.statistics().allowed == forever
     steps.take([Arrival(who, first(1)), Arrival(who, then(2))])
     steps.iterate()  # the first is launched and collected
-    assert watchdog.statistics().measured[0][0] == len(PROMPT).bit_length()
+    assert watchdog.allowance(len(PROMPT)) < UNKNOWN
     assert watchdog.statistics().allowed == forever
     run(steps, who)
     assert steps.decoding == {0}
-    assert [size for size, _ in watchdog.statistics().measured] == [1, 3]
+    assert set(watchdog._seconds) == {1, len(PROMPT).bit_length()}
     run(steps, who, then(1, epoch=6, on=None))
     assert steps.decoding == set()
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.engine_core.execution.block_copies import CopyStatistics
-from penstock.engine_core.execution.disk_copies import DiskStatistics
+from penstock.engine_core.execution.storage_copies import StorageStatistics
 from penstock.engine_core.histogram import Histogram
 from penstock.engine_core.images.processor_spec import ProcessorSpec
 from penstock.engine_core.parsers.dialect import Dialect
@@ -71,7 +71,8 @@ class FakeSteps:
         return StepsStatistics(
             plans=5, results=4, dropped=1, stray_masks=2, waiting=3, launch=launch.statistics(),
             copies=CopyStatistics(
-                bytes_out=7, bytes_in=3, seconds_out=0.5, seconds_in=0.1, disk=DiskStatistics(bytes_out=2, bytes_in=1)
+                bytes_out=7, bytes_in=3, seconds_out=0.5, seconds_in=0.1,
+                storage=StorageStatistics(bytes_out=2, bytes_in=1),
             ),
         )  # fmt: skip
 

@@ -19,26 +19,26 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Lock, Thread
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
 
 from penstock.engine_core.execution.block_files import BadBlock, Bytes
-from penstock.protocol.disk_blocks import (
+from penstock.protocol.step_columns import integers, move_table
+from penstock.protocol.storage_blocks import (
     BlocksFound,
     BlocksListed,
     BlocksMoved,
-    DiskAnswer,
-    DiskMessage,
     FindBlocks,
     ForgetBlocks,
     ListBlocks,
     MoveBlocks,
+    StorageAnswer,
+    StorageMessage,
     pack_keys,
     unpack_keys,
 )
-from penstock.protocol.step_columns import integers, move_table
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ OUTDATED = "the message counts no more"
 
 class BlockStore(Protocol):
     """Where blocks are kept behind the host's memory. All may raise OSError. One thread calls what changes what is
-    there; `read`, `write` and `missing` are called by several. A block that is there already may stay as it is."""
+    there; `read` and `write` are called by several. A block that is there already may stay as it is."""
 
     total: int  # places
     block_bytes: int
@@ -58,9 +58,6 @@ class BlockStore(Protocol):
 
     def entries(self) -> list[tuple[int, bytes]]:
         """Places that hold something, with its keys; none of a store where blocks are found by keys alone."""
-
-    def missing(self, keys: Sequence[bytes]) -> list[int]:
-        """Numbers of those that are not there."""
 
     def new_buffer(self) -> Bytes:
         """Memory for a block, for one of the threads that read and write."""
@@ -87,10 +84,18 @@ class BlockStore(Protocol):
         """Nothing is read or written any more."""
 
 
-class DiskStatistics(msgspec.Struct, frozen=True):
+@runtime_checkable
+class SharedBlockStore(BlockStore, Protocol):
+    """One that other servers use as well, which is asked what it has."""
+
+    def missing(self, keys: Sequence[bytes]) -> list[int]:
+        """Numbers of those that are not there. A thread of its own calls it."""
+
+
+class StorageStatistics(msgspec.Struct, frozen=True):
     """Totals since the start."""
 
-    bytes_out: int = 0  # to disk
+    bytes_out: int = 0  # to storage
     bytes_in: int = 0
     seconds_out: float = 0.0
     seconds_in: float = 0.0
@@ -109,7 +114,7 @@ class Task:
     """One block of a message."""
 
     generation: int
-    to_disk: bool
+    to_storage: bool
     row: int
     block: int
     place: int
@@ -130,28 +135,29 @@ class Told:
     lock: Lock = field(default_factory=Lock)
     generation: int = 0  # of the messages that count
     epoch: int = 0
-    answers: deque[DiskAnswer] = field(default_factory=deque)
+    answers: deque[StorageAnswer] = field(default_factory=deque)
 
 
-class DiskCopier:
-    """An executor's blocks on disk, or in a shared store. host: the blocks of its host's memory. # uint8 [blocks, block
+class StorageCopier:
+    """An executor's blocks in files, or in a shared store. host: blocks of its host's memory. # uint8 [blocks, block
     bytes]"""
 
-    def __init__(self, files: BlockStore, host: Bytes, threads: int = THREADS) -> None:
-        self.files = files
+    def __init__(self, store: BlockStore, host: Bytes, threads: int = THREADS) -> None:
+        self.store = store
         self._host = host
         self._told = Told()
-        self._jobs: SimpleQueue[tuple[int, DiskMessage | Renew] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[int, StorageMessage | Renew] | None] = SimpleQueue()
         self._questions: SimpleQueue[tuple[int, FindBlocks] | None] = SimpleQueue()
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._outcomes: SimpleQueue[Outcome] = SimpleQueue()
         self._locks = [Lock() for _ in range(threads)]  # of each thread that moves blocks, while it touches the memory
         self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._counted = DiskStatistics()
+        self._counted = StorageStatistics()
         for lock in self._locks:
-            Thread(target=self._move, args=(lock,), name="disk-block", daemon=True).start()
-        Thread(target=self._run, name="disk", daemon=True).start()
-        Thread(target=self._find, name="disk-keys", daemon=True).start()
+            Thread(target=self._move, args=(lock,), name="storage-block", daemon=True).start()
+        Thread(target=self._run, name="storage", daemon=True).start()
+        if isinstance(store, SharedBlockStore):
+            Thread(target=self._find, args=(store,), name="storage-keys", daemon=True).start()
 
     def fileno(self) -> int:
         """Readable when there are answers, until `collect`."""
@@ -161,7 +167,7 @@ class DiskCopier:
     def answered(self) -> bool:
         return bool(self._told.answers)
 
-    def ask(self, message: DiskMessage) -> None:
+    def ask(self, message: StorageMessage) -> None:
         """Another epoch, and word that everything is to be forgotten, end what was asked before."""
         if message.epoch != self._told.epoch or (isinstance(message, ForgetBlocks) and message.everything):
             self.forget()
@@ -187,7 +193,7 @@ class DiskCopier:
             with lock:
                 pass  # what it is copying began before
 
-    def collect(self) -> list[DiskAnswer]:
+    def collect(self) -> list[StorageAnswer]:
         with suppress(BlockingIOError):  # nothing was done meanwhile
             os.eventfd_read(self._woken)
         found = []
@@ -195,7 +201,7 @@ class DiskCopier:
             found.append(self._told.answers.popleft())
         return found
 
-    def statistics(self) -> DiskStatistics:
+    def statistics(self) -> StorageStatistics:
         return self._counted
 
     def close(self) -> None:
@@ -203,12 +209,12 @@ class DiskCopier:
         self._jobs.put(None)
         self._questions.put(None)
 
-    def _find(self) -> None:
+    def _find(self, store: SharedBlockStore) -> None:
         while (job := self._questions.get()) is not None:
             generation, message = job
             keys, failed = unpack_keys(message.keys), False
             try:
-                missing = self.files.missing(keys)
+                missing = store.missing(keys)
             except OSError as error:
                 warn("store_not_asked", keys=len(keys), error=str(error))
                 missing, failed = list(range(len(keys))), True
@@ -219,7 +225,7 @@ class DiskCopier:
             generation, message = job
             match message:
                 case ListBlocks(number):
-                    for part in list_parts(number, self.files.entries()):
+                    for part in list_parts(number, self.store.entries()):
                         self._answer(generation, part)
                 case MoveBlocks():
                     self._answer(generation, self._move_all(generation, message))
@@ -229,9 +235,9 @@ class DiskCopier:
                     self._wipe(identity)
         for _ in self._locks:
             self._tasks.put(None)
-        self.files.close()
+        self.store.close()
 
-    def _answer(self, generation: int, answer: DiskAnswer) -> None:
+    def _answer(self, generation: int, answer: StorageAnswer) -> None:
         with self._told.lock:
             if generation == self._told.generation:
                 self._told.answers.append(answer)
@@ -239,38 +245,38 @@ class DiskCopier:
 
     def _forget_blocks(self, message: ForgetBlocks) -> None:
         if message.everything:
-            self._wipe(self.files.identity)
+            self._wipe(self.store.identity)
             return
         try:
-            self.files.drop(integers(message.places).tolist(), unpack_keys(message.keys))
+            self.store.drop(integers(message.places).tolist(), unpack_keys(message.keys))
         except OSError as error:
-            warn("disk_not_forgotten", error=str(error))
-            self._wipe(self.files.identity)
+            warn("storage_not_forgotten", error=str(error))
+            self._wipe(self.store.identity)
 
     def _wipe(self, identity: bytes) -> None:
         """What cannot be removed from the index is found in another life, if its identity is that of then."""
         try:
-            self.files.wipe(identity)
+            self.store.wipe(identity)
         except OSError as error:
-            warn("disk_not_emptied", error=str(error))
+            warn("storage_not_emptied", error=str(error))
 
     def _move_all(self, generation: int, message: MoveBlocks) -> BlocksMoved:
         table = move_table(message.blocks).tolist()
         began = time.perf_counter()
         try:
-            if message.to_disk:
-                self.files.begin([place for _, place in table])
+            if message.to_storage:
+                self.store.begin([place for _, place in table])
         except OSError as error:
             self._count(message, 0, 0.0, dict.fromkeys(range(len(table)), str(error)))
             return BlocksMoved(message.number, 0.0, np.arange(len(table), dtype=np.int32).tobytes())
         for row, ((block, place), key) in enumerate(zip(table, unpack_keys(message.keys), strict=True)):
-            self._tasks.put(Task(generation, message.to_disk, row, block, place, key))
+            self._tasks.put(Task(generation, message.to_storage, row, block, place, key))
         outcomes = sorted([self._outcomes.get() for _ in table], key=lambda one: one.task.row)
         good = [one for one in outcomes if not one.error]
         errors = {one.task.row: one.error for one in outcomes if one.error and one.error != OUTDATED}
-        if message.to_disk and good:
+        if message.to_storage and good:
             try:
-                self.files.commit([(one.task.place, one.task.key, one.checksum) for one in good])
+                self.store.commit([(one.task.place, one.task.key, one.checksum) for one in good])
             except OSError as error:
                 errors.update((one.task.row, str(error)) for one in good)
                 good = []
@@ -279,22 +285,22 @@ class DiskCopier:
         return BlocksMoved(message.number, seconds, np.array(sorted(errors), np.int32).tobytes())
 
     def _count(self, message: MoveBlocks, moved: int, seconds: float, errors: dict[int, str]) -> None:
-        found, way = self._counted, "out" if message.to_disk else "in"
+        found, way = self._counted, "out" if message.to_storage else "in"
         count, time_name = f"bytes_{way}", f"seconds_{way}"
         self._counted = msgspec.structs.replace(found, **{
-            count: getattr(found, count) + moved * self.files.block_bytes,
+            count: getattr(found, count) + moved * self.store.block_bytes,
             time_name: getattr(found, time_name) + seconds, "failed": found.failed + len(errors),
         })  # fmt: skip
         if errors:
-            warn("disk_failed", direction=way, blocks=len(errors), error=next(iter(errors.values())))
+            warn("storage_failed", direction=way, blocks=len(errors), error=next(iter(errors.values())))
 
     def _move(self, lock: Lock) -> None:
         """A thread that moves blocks."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-        buffer = self.files.new_buffer()
+        buffer = self.store.new_buffer()
         while (task := self._tasks.get()) is not None:
             try:
-                outcome = self._store(task, buffer, lock) if task.to_disk else self._load(task, buffer, lock)
+                outcome = self._store(task, buffer, lock) if task.to_storage else self._load(task, buffer, lock)
             except (OSError, BadBlock) as error:
                 outcome = Outcome(task, str(error))
             self._outcomes.put(outcome)
@@ -303,15 +309,15 @@ class DiskCopier:
         with lock:
             if task.generation != self._told.generation:
                 return Outcome(task, OUTDATED)
-            np.copyto(buffer[: self.files.block_bytes], self._host[task.block])
-        return Outcome(task, checksum=self.files.write(task.place, task.key, buffer))
+            np.copyto(buffer[: self.store.block_bytes], self._host[task.block])
+        return Outcome(task, checksum=self.store.write(task.place, task.key, buffer))
 
     def _load(self, task: Task, buffer: Bytes, lock: Lock) -> Outcome:
-        self.files.read(task.place, task.key, buffer)
+        self.store.read(task.place, task.key, buffer)
         with lock:
             if task.generation != self._told.generation:
                 return Outcome(task, OUTDATED)
-            np.copyto(self._host[task.block], buffer[: self.files.block_bytes])
+            np.copyto(self._host[task.block], buffer[: self.store.block_bytes])
         return Outcome(task)
 
 

@@ -8,12 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock.engine_core.kv.host_tier import DiskTierStatistics
-from penstock.engine_core.scheduling import disk_tier
-from penstock.engine_core.scheduling.disk_tier import LEAST_PATIENCE, distrust_disk
+from penstock.engine_core.kv.host_tier import StorageTierStatistics
+from penstock.engine_core.scheduling import storage_tier
 from penstock.engine_core.scheduling.host_tier import OVERHEAD, RETRY
-from penstock.engine_core.scheduling.state import DiskCopies, HostCopies
-from penstock.protocol.disk_blocks import (
+from penstock.engine_core.scheduling.state import HostCopies, StorageCopies
+from penstock.engine_core.scheduling.storage_tier import LEAST_PATIENCE, distrust_storage
+from penstock.protocol.messages import Finish
+from penstock.protocol.step_columns import move_table
+from penstock.protocol.storage_blocks import (
     BlocksFound,
     BlocksListed,
     BlocksMoved,
@@ -24,8 +26,6 @@ from penstock.protocol.disk_blocks import (
     pack_keys,
     unpack_keys,
 )
-from penstock.protocol.messages import Finish
-from penstock.protocol.step_columns import move_table
 from tests.engine_core.scheduling.test_host_tier import FIRST, SECOND, THIRD, WORLD, ask, cached, finish
 from tests.sim.adapters import GROUP
 from tests.sim.server import Server, chunks
@@ -37,8 +37,8 @@ def server(**fields: object) -> Server:
     return made
 
 
-def stand(made: Server) -> DiskTierStatistics:
-    return made.scheduler.statistics().disk_tier
+def stand(made: Server) -> StorageTierStatistics:
+    return made.scheduler.statistics().storage_tier
 
 
 def host(made: Server) -> HostCopies:
@@ -47,8 +47,8 @@ def host(made: Server) -> HostCopies:
     return found
 
 
-def disk(made: Server) -> DiskCopies:
-    return host(made).disk
+def storage(made: Server) -> StorageCopies:
+    return host(made).storage
 
 
 def die(made: Server, **fields: object) -> None:
@@ -95,7 +95,7 @@ def test_nothing_is_written_twice() -> None:
     made = server()
     for prompt in (FIRST, SECOND, THIRD, FIRST, SECOND, THIRD):
         ask(made, prompt)
-    assert made.disk.stored == GROUP * stand(made).stored
+    assert made.storage.stored == GROUP * stand(made).stored
     assert stand(made).stored == stand(made).findable
 
 
@@ -138,7 +138,7 @@ def test_the_answer_of_every_executor_is_awaited() -> None:
     made = dead()
     made.submit([*FIRST, 1])
     assert made.plan() is None
-    (load,) = disk(made).loads.values()
+    (load,) = storage(made).loads.values()
     take(made)
     for executor in range(GROUP - 1):
         made.scheduler.blocks_copied(BlocksMoved(load.number), executor, 0.0)
@@ -153,18 +153,18 @@ def test_what_one_executor_cannot_read_is_computed() -> None:
     made = dead()
     number = made.submit([*FIRST, 1, 2])
     assert made.plan() is None
-    (load,) = disk(made).loads.values()
+    (load,) = storage(made).loads.values()
     take(made)
     rows = np.array([4, 7], np.int32).tobytes()
     for executor in range(GROUP):
         made.scheduler.blocks_copied(BlocksMoved(load.number, 0.1, rows if executor == 1 else b""), executor, 0.0)
-    made.executor.host.disk.jobs.clear()
+    made.executor.host.storage.jobs.clear()
     for block, key in zip(load.blocks, load.keys, strict=True):
         made.executor.host.blocks[block] = next(
-            (record.content for record in made.disk.records[0].values() if record.key == key), None
+            (record.content for record in made.storage.records[0].values() if record.key == key), None
         )
     assert (stand(made).loaded, stand(made).failed) == (8, 2)
-    assert not any(disk(made).tier.find(load.keys[row]) for row in (4, 7)), "they are not read again"
+    assert not any(storage(made).tier.find(load.keys[row]) for row in (4, 7)), "they are not read again"
     finish(made)
     assert cached(made, number) == 16, "up to the first that is not there"
 
@@ -195,7 +195,7 @@ def test_a_fast_device_has_a_disk_some_time() -> None:
 
 def test_a_disk_that_is_slower_than_computing_is_left_alone_for_a_while() -> None:
     made = dead()
-    host(made).position_seconds, disk(made).block_seconds = 2e-3, 9e-3
+    host(made).position_seconds, storage(made).block_seconds = 2e-3, 9e-3
     number = made.submit([*FIRST, 1])
     assert made.plan() is not None
     made.apply()
@@ -225,18 +225,18 @@ def test_a_disk_that_has_not_answered_in_time_is_asked_for_nothing_more() -> Non
 
 def test_what_is_read_before_counts() -> None:
     made = dead()
-    host(made).position_seconds, disk(made).block_seconds, disk(made).measured = 2e-3, 5e-3, made.now
+    host(made).position_seconds, storage(made).block_seconds, storage(made).measured = 2e-3, 5e-3, made.now
     state, table = made.scheduler._state, [-1 - host(made).tier.total] * 10
     assert 40 * 2e-3 > 2 * OVERHEAD + 10 * 5e-3 > 40 * 2e-3 - 10 * 5e-3
-    assert disk_tier.worth_loading(state, host(made), table, 0)
+    assert storage_tier.worth_loading(state, host(made), table, 0)
     made.submit([*FIRST, 1])
     assert made.plan() is None
-    assert not disk_tier.worth_loading(state, host(made), table, 0)
+    assert not storage_tier.worth_loading(state, host(made), table, 0)
     finish(made)
 
 
 def test_so_many_wait_for_a_disk_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_tier, "MOST_LOADS", 1)
+    monkeypatch.setattr(storage_tier, "MOST_LOADS", 1)
     made = dead()
     first, second = made.submit([*FIRST, 1]), made.submit([*SECOND, 1])
     assert [chunk[1] for chunk in chunks(made.step())] == [0], "the second one computes"
@@ -248,18 +248,18 @@ def test_blocks_are_written_while_none_are_read() -> None:
     made = dead()
     made.submit([*FIRST, 1])
     assert made.plan() is None
-    disk(made).queue.append(next(iter(disk(made).tier._blocks)))
-    disk_tier.store_ahead(made.scheduler._state)
-    assert [move.to_disk for move in asked(made)] == [False]
+    storage(made).queue.append(next(iter(storage(made).tier._blocks)))
+    storage_tier.store_ahead(made.scheduler._state)
+    assert [move.to_storage for move in asked(made)] == [False]
     finish(made)
 
 
 def test_a_disk_that_takes_nothing_has_a_rest() -> None:
-    made = server(disk_trouble=1.0)
+    made = server(storage_trouble=1.0)
     for prompt in (FIRST, SECOND):
         ask(made, prompt)
     assert stand(made).failed > 0
-    assert disk(made).queue, "the rest waits"
+    assert storage(made).queue, "the rest waits"
     failed = stand(made).failed
     ask(made, THIRD)
     assert stand(made).failed == failed
@@ -267,20 +267,20 @@ def test_a_disk_that_takes_nothing_has_a_rest() -> None:
     ask(made, FIRST)
     assert stand(made).failed > failed
     made.now += 2.0
-    assert made.now < disk(made).writes.until, "twice as long"
+    assert made.now < storage(made).writes.until, "twice as long"
     assert stand(made).stored == stand(made).findable == 0
 
 
 def test_what_has_left_the_hosts_memory_is_not_written() -> None:
     made = server()
-    made.executor.host.disk.jobs.clear()
-    disk(made).writes.until = 100.0
+    made.executor.host.storage.jobs.clear()
+    storage(made).writes.until = 100.0
     for prompt in (FIRST, SECOND):
         ask(made, prompt)
-    waiting = list(disk(made).queue)
+    waiting = list(storage(made).queue)
     host(made).tier.forget(waiting)
-    disk(made).writes.until = 0.0
-    disk_tier.store_ahead(made.scheduler._state)
+    storage(made).writes.until = 0.0
+    storage_tier.store_ahead(made.scheduler._state)
     assert not asked(made)
     assert stand(made).lost == len(waiting) > 0
 
@@ -291,8 +291,8 @@ def test_only_what_all_executors_have_is_found() -> None:
     said = [{0: 0, 1: 1, 2: 2}, {1: 1, 2: 3, 0: 0}, {3: 3, 0: 0, 1: 1}][:GROUP]
     die(made)
     take(made)
-    made.executor.host.disk.jobs.clear()
-    listing = disk(made).listing
+    made.executor.host.storage.jobs.clear()
+    listing = storage(made).listing
     assert listing is not None
     for executor, places in enumerate(said):
         assert stand(made).findable == 0
@@ -303,8 +303,8 @@ def test_only_what_all_executors_have_is_found() -> None:
             )  # fmt: skip
             made.scheduler.blocks_copied(message, executor, 0.0)
     common = set.intersection(*(set(places.items()) for places in said))
-    assert dict(disk(made).tier._blocks) == {keys[key]: place for place, key in common}
-    assert disk(made).listing is None
+    assert dict(storage(made).tier._blocks) == {keys[key]: place for place, key in common}
+    assert storage(made).listing is None
 
 
 def test_nothing_is_written_before_the_list_is_there() -> None:
@@ -312,33 +312,33 @@ def test_nothing_is_written_before_the_list_is_there() -> None:
     made = Server(replace(WORLD, disk_blocks=100))
     assert [type(message) for message in made.scheduler.copy_messages()] == [ListBlocks]
     take(made)
-    jobs, made.executor.host.disk.jobs = made.executor.host.disk.jobs, []
+    jobs, made.executor.host.storage.jobs = made.executor.host.storage.jobs, []
     for prompt in (FIRST, SECOND, THIRD):
         ask(made, prompt)
     assert stand(made).stored == 0
-    made.executor.host.disk.jobs = jobs
+    made.executor.host.storage.jobs = jobs
     made.copy()
     assert stand(made).stored > 8
 
 
 def test_a_list_of_another_life_is_none() -> None:
     made = dead()
-    old = disk(made).listing
+    old = storage(made).listing
     die(made)
     number = -1 if old is None else old.number
     made.scheduler.blocks_copied(BlocksListed(number=number, places=b"", keys=b"", last=True), 0, 0.0)
-    assert disk(made).listing is not None
+    assert storage(made).listing is not None
     made.copy()
     assert stand(made).findable > 8
 
 
 def test_a_disk_with_less_room() -> None:
     made = dead()
-    places = set(disk(made).tier._blocks.values())
+    places = set(storage(made).tier._blocks.values())
     die(made, disk_blocks=5)
     made.copy()
     assert stand(made).total == 5
-    assert set(disk(made).tier._blocks.values()) == {place for place in places if place < 5}
+    assert set(storage(made).tier._blocks.values()) == {place for place in places if place < 5}
     die(made, disk_blocks=0)
     made.copy()
     assert stand(made).total == stand(made).findable == 0
@@ -350,7 +350,7 @@ def test_new_executors_have_their_host_memory_to_themselves() -> None:
     made = dead()
     number = made.submit([*FIRST, 1])
     assert made.plan() is None
-    (load,) = disk(made).loads.values()
+    (load,) = storage(made).loads.values()
     die(made)
     assert load.done
     assert host(made).tier.statistics().free == host(made).tier.total
@@ -377,28 +377,28 @@ def test_nothing_of_other_weights_is_found() -> None:
     made.copy()
     assert chunks(made.step())[0][1] == 0
     finish(made)
-    assert not any(len(records) > stand(made).findable for records in made.disk.records)
+    assert not any(len(records) > stand(made).findable for records in made.storage.records)
 
 
 def test_nothing_is_written_while_weights_change() -> None:
     made = server()
-    disk(made).writes.until = 100.0
+    storage(made).writes.until = 100.0
     for prompt in (FIRST, SECOND):
         ask(made, prompt)
-    disk(made).writes.until = 0.0
+    storage(made).writes.until = 0.0
     made.scheduler.freeze(frozen=True)
-    disk_tier.store_ahead(made.scheduler._state)
+    storage_tier.store_ahead(made.scheduler._state)
     assert not asked(made)
     made.scheduler.freeze(frozen=False)
-    disk_tier.store_ahead(made.scheduler._state)
+    storage_tier.store_ahead(made.scheduler._state)
     assert asked(made)
     made.copy()
 
 
 def test_what_a_failed_sequence_computed_is_forgotten_in_every_life() -> None:
     made = dead()
-    found = dict(disk(made).tier._blocks)
-    distrust_disk(made.scheduler._state, [key for key in found if len(key) == 16][:3])
+    found = dict(storage(made).tier._blocks)
+    distrust_storage(made.scheduler._state, [key for key in found if len(key) == 16][:3])
     made.copy()
     die(made)
     made.copy()
@@ -407,16 +407,16 @@ def test_what_a_failed_sequence_computed_is_forgotten_in_every_life() -> None:
 
 def test_what_is_being_written_then_as_well() -> None:
     made = server()
-    disk(made).writes.until = 100.0
+    storage(made).writes.until = 100.0
     for prompt in (FIRST, SECOND):
         ask(made, prompt)
-    disk(made).writes.until = 0.0
-    disk_tier.store_ahead(made.scheduler._state)
-    (store, *_) = disk(made).stores.values()
-    distrust_disk(made.scheduler._state, store.keys[:2])
+    storage(made).writes.until = 0.0
+    storage_tier.store_ahead(made.scheduler._state)
+    (store, *_) = storage(made).stores.values()
+    distrust_storage(made.scheduler._state, store.keys[:2])
     made.copy()
-    assert not any(disk(made).tier.find(key) for key in store.keys[:2])
-    keys = {record.key for records in made.disk.records for record in records.values()}
+    assert not any(storage(made).tier.find(key) for key in store.keys[:2])
+    keys = {record.key for records in made.storage.records for record in records.values()}
     assert not keys.intersection(store.keys[:2])
     assert keys.issuperset(store.keys[2:])
 
@@ -447,8 +447,8 @@ def test_a_sequence_that_fails_takes_its_blocks_along() -> None:
 def sharing(**fields: object) -> Server:
     """A server whose shared store holds the three prompts' beginnings, and which remembers nothing of them."""
     made = dead(kv_store=True, **fields)
-    assert not disk(made).tier.findable
-    disk(made).lookups.count = 0
+    assert not storage(made).tier.findable
+    storage(made).lookups.count = 0
     return made
 
 
@@ -493,17 +493,17 @@ def test_a_block_that_one_executor_lacks_is_not_read() -> None:
     made = sharing()
     made.submit([*FIRST, 1])
     assert made.plan() is None
-    (lookup,) = disk(made).lookups.open.values()
+    (lookup,) = storage(made).lookups.open.values()
     take(made)
-    made.executor.host.disk.jobs.clear()
+    made.executor.host.storage.jobs.clear()
     for executor in range(GROUP):
         for _ in range(2):
             missing = np.array([3] if executor == 1 else [], np.int32).tobytes()
             made.scheduler.blocks_copied(BlocksFound(lookup.number, missing), executor, 0.0)
         assert lookup.done == (executor == GROUP - 1)
-    assert disk(made).tier.find(lookup.keys[3]) is None
+    assert storage(made).tier.find(lookup.keys[3]) is None
     assert made.plan() is None
-    (load,) = disk(made).loads.values()
+    (load,) = storage(made).loads.values()
     assert load.keys == lookup.keys[:3]
     finish(made)
 
@@ -512,7 +512,7 @@ def test_what_a_store_has_evicted_is_remembered_no_more() -> None:
     made = sharing()
     number = made.submit([*FIRST, 1])
     assert made.plan() is None
-    (lookup,), tier = disk(made).lookups.open.values(), disk(made).tier
+    (lookup,), tier = storage(made).lookups.open.values(), storage(made).tier
     for key in lookup.keys[:4]:
         tier.publish(tier.reserve(key))
     for executor in range(GROUP):
@@ -524,7 +524,7 @@ def test_what_a_store_has_evicted_is_remembered_no_more() -> None:
 
 def test_a_store_that_does_not_answer_is_left_alone_for_a_while() -> None:
     made = sharing()
-    made.disk.trouble = 1.0
+    made.storage.trouble = 1.0
     for extra in (1, 2):
         assert cached(made, ask(made, [extra, *FIRST])) == 0
     assert (stand(made).lookups, stand(made).failed_lookups) == (1, 1)
@@ -555,7 +555,7 @@ def test_what_is_computed_sooner_than_asked_for_is_not_asked_for() -> None:
 
 
 def test_so_many_ask_and_further_ones_wait_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_tier, "MOST_LOOKUPS", 1)
+    monkeypatch.setattr(storage_tier, "MOST_LOOKUPS", 1)
     made = sharing()
     numbers = [made.submit([*prompt, 1]) for prompt in (FIRST, SECOND)]
     assert made.plan() is None
@@ -567,7 +567,7 @@ def test_so_many_ask_and_further_ones_wait_to_ask(monkeypatch: pytest.MonkeyPatc
 
 def test_a_failed_sequence_is_forgotten_by_the_store_whether_remembered_or_not() -> None:
     made = sharing()
-    distrust_disk(made.scheduler._state, [keys := [bytes([7]) * 16]][0])
+    distrust_storage(made.scheduler._state, [keys := [bytes([7]) * 16]][0])
     (message,) = [message for message in made.scheduler.copy_messages() if isinstance(message, ForgetBlocks)]
     assert unpack_keys(message.keys) == keys
 
@@ -576,11 +576,11 @@ def test_questions_of_another_life_are_not_answered() -> None:
     made = sharing()
     number = made.submit([*FIRST, 1])
     assert made.plan() is None
-    (lookup,) = disk(made).lookups.open.values()
+    (lookup,) = storage(made).lookups.open.values()
     die(made)
     assert lookup.done
     for executor in range(GROUP):
         made.scheduler.blocks_copied(BlocksFound(lookup.number), executor, 0.0)
-    assert not disk(made).tier.findable
+    assert not storage(made).tier.findable
     finish(made)
     assert made.seen(number).finish == Finish.LENGTH

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.protocol.disk_blocks import KEY_BYTES, pack_keys, unpack_keys
+from penstock.protocol.storage_blocks import KEY_BYTES, pack_keys, unpack_keys
 
 
 def test_keys_are_of_one_size_and_come_back() -> None:

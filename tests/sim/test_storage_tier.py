@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.engine_core.kv.host_tier import DiskTierStatistics
+from penstock.engine_core.kv.host_tier import StorageTierStatistics
 from penstock.engine_core.scheduling.options import SpeculationOptions
 from tests.sim.lives import World, random_lives, random_world
 from tests.sim.simulation import Simulation
@@ -21,11 +21,11 @@ WORLDS = {
     "a small disk": replace(PLAIN, disk_blocks=100),
     "one place": replace(PLAIN, disk_blocks=1),
     "few of the host's": replace(PLAIN, host_blocks=9),
-    "broken": replace(PLAIN, disk_trouble=0.1),
+    "broken": replace(PLAIN, storage_trouble=0.1),
     "restarts": replace(PLAIN, restarts=0.02, leaves=0.002),
-    "restarts of a broken one": replace(PLAIN, restarts=0.02, disk_trouble=0.1, depth=1),
+    "restarts of a broken one": replace(PLAIN, restarts=0.02, storage_trouble=0.1, depth=1),
     "a shared store": replace(PLAIN, kv_store=True, restarts=0.02),
-    "a shared store that fails": replace(PLAIN, kv_store=True, restarts=0.02, disk_trouble=0.1),
+    "a shared store that fails": replace(PLAIN, kv_store=True, restarts=0.02, storage_trouble=0.1),
     "a shared store and windows": replace(PLAIN, kv_store=True, windows=(0, 7), blocks=96),
     "windows": replace(PLAIN, windows=(0, 7), blocks=96),
     "states": replace(PLAIN, recurrent=True, places=12, host_places=60, state_piece=4),
@@ -35,9 +35,9 @@ WORLDS = {
 }
 
 
-def run(world: World, seed: int, lives: int) -> DiskTierStatistics:
+def run(world: World, seed: int, lives: int) -> StorageTierStatistics:
     rng = random.Random(seed)
-    return Simulation(world, random_lives(rng, world, lives), rng).run().statistics.disk_tier
+    return Simulation(world, random_lives(rng, world, lives), rng).run().statistics.storage_tier
 
 
 LONG = ("one place", "few of the host's", "a shared store and windows", "restarts of a broken one", "own drafts")
@@ -52,9 +52,9 @@ def test_every_position_reads_its_own_prefix(name: str) -> None:
     assert sum(stand.stored for stand in seen) > 20
     if world.disk_blocks > 1:
         assert sum(stand.loads for stand in seen) > 5
-        assert sum(stand.loaded for stand in seen) > (5 if world.kv_store and world.disk_trouble else 20)
+        assert sum(stand.loaded for stand in seen) > (5 if world.kv_store and world.storage_trouble else 20)
         assert (sum(stand.lookups for stand in seen) > 20) == world.kv_store
-    assert (sum(stand.failed for stand in seen) > 20) == (world.disk_trouble > 0)
+    assert (sum(stand.failed for stand in seen) > 20) == (world.storage_trouble > 0)
 
 
 @pytest.mark.long
@@ -63,7 +63,7 @@ def test_300_lives_in_any_world(seed: int) -> None:
     rng = random.Random(seed)
     world = replace(
         random_world(rng), host_blocks=rng.choice((1, 9, 80)), disk_blocks=rng.choice((1, 9, 800)),
-        disk_trouble=rng.choice((0.0, 0.3)), kv_store=bool(seed % 2),
+        storage_trouble=rng.choice((0.0, 0.3)), kv_store=bool(seed % 2),
     )  # fmt: skip
     if seed % 3 == 1:
         windows = ((0, 4), (0, 7, 7), (0, 1, 16))[seed // 3 % 3]

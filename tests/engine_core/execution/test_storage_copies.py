@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import select
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from threading import Event
@@ -13,22 +14,22 @@ from threading import Event
 import numpy as np
 import pytest
 
-from penstock.engine_core.execution import disk_copies
+from penstock.engine_core.execution import storage_copies
 from penstock.engine_core.execution.block_files import ENTRY, INDEX_START, BadBlock, BlockFiles, Bytes
-from penstock.engine_core.execution.disk_copies import DiskCopier
-from penstock.protocol.disk_blocks import (
+from penstock.engine_core.execution.storage_copies import StorageCopier
+from penstock.protocol.step_columns import integers
+from penstock.protocol.storage_blocks import (
     BlocksFound,
     BlocksListed,
     BlocksMoved,
-    DiskAnswer,
     FindBlocks,
     ForgetBlocks,
     ListBlocks,
     MoveBlocks,
+    StorageAnswer,
     pack_keys,
     unpack_keys,
 )
-from penstock.protocol.step_columns import integers
 
 EACH, PLACES, BLOCKS = 300, 20, 12
 KEYS = [bytes([number]) * 16 for number in range(1, 40)]
@@ -41,29 +42,29 @@ def host() -> Bytes:
 
 
 @pytest.fixture
-def copier(tmp_path: Path, host: Bytes) -> Iterator[DiskCopier]:
+def copier(tmp_path: Path, host: Bytes) -> Iterator[StorageCopier]:
     files = BlockFiles(tmp_path, INDEX_START + PLACES * (4096 + ENTRY.size), EACH, bytes(32))
-    found = DiskCopier(files, host, threads=3)
+    found = StorageCopier(files, host, threads=3)
     yield found
     found.close()
 
 
-def move(number: int, rows: list[tuple[int, int]], *, to_disk: bool, epoch: int = 1, first: int = 0) -> MoveBlocks:
+def move(number: int, rows: list[tuple[int, int]], *, to_storage: bool, epoch: int = 1, first: int = 0) -> MoveBlocks:
     return MoveBlocks(
-        number=number, epoch=epoch, to_disk=to_disk, blocks=np.array(rows, np.int32).tobytes(),
+        number=number, epoch=epoch, to_storage=to_storage, blocks=np.array(rows, np.int32).tobytes(),
         keys=pack_keys(KEYS[first : first + len(rows)]),
     )  # fmt: skip
 
 
-def answers(copier: DiskCopier, count: int) -> list[DiskAnswer]:
-    found: list[DiskAnswer] = []
+def answers(copier: StorageCopier, count: int) -> list[StorageAnswer]:
+    found: list[StorageAnswer] = []
     while len(found) < count:
         assert select.select([copier.fileno()], [], [], LIMIT)[0], "no answer"
         found += copier.collect()
     return found
 
 
-def moved(copier: DiskCopier, message: MoveBlocks) -> list[int]:
+def moved(copier: StorageCopier, message: MoveBlocks) -> list[int]:
     """Rows that failed."""
     copier.ask(message)
     (answer,) = answers(copier, 1)
@@ -72,11 +73,11 @@ def moved(copier: DiskCopier, message: MoveBlocks) -> list[int]:
     return integers(answer.failed).tolist()
 
 
-def test_blocks_go_and_come_back_elsewhere(copier: DiskCopier, host: Bytes) -> None:
+def test_blocks_go_and_come_back_elsewhere(copier: StorageCopier, host: Bytes) -> None:
     before = host.copy()
-    assert moved(copier, move(1, [(2, 9), (5, 0), (7, 19)], to_disk=True)) == []
+    assert moved(copier, move(1, [(2, 9), (5, 0), (7, 19)], to_storage=True)) == []
     host[:] = 0
-    assert moved(copier, move(2, [(1, 9), (0, 0), (3, 19)], to_disk=False)) == []
+    assert moved(copier, move(2, [(1, 9), (0, 0), (3, 19)], to_storage=False)) == []
     assert np.array_equal(host[[1, 0, 3]], before[[2, 5, 7]])
     assert not host[[2, 4, 5, 6, 7, 8, 9, 10, 11]].any()
     found = copier.statistics()
@@ -130,9 +131,9 @@ class Elsewhere:
 
 
 def test_a_store_of_another_kind_may_stand_there(host: Bytes) -> None:
-    copier, before = DiskCopier(Elsewhere(), host, threads=2), host.copy()
-    assert moved(copier, move(1, [(2, 9), (5, 0), (7, 4)], to_disk=True)) == []
-    assert moved(copier, move(2, [(1, 9), (0, 7), (3, 4)], to_disk=False)) == [1, 2]
+    copier, before = StorageCopier(Elsewhere(), host, threads=2), host.copy()
+    assert moved(copier, move(1, [(2, 9), (5, 0), (7, 4)], to_storage=True)) == []
+    assert moved(copier, move(2, [(1, 9), (0, 7), (3, 4)], to_storage=False)) == [1, 2]
     assert np.array_equal(host[[1, 0, 3]], before[[2, 0, 3]])
     copier.ask(ForgetBlocks(1, np.array([9], np.int32).tobytes()))
     copier.ask(ListBlocks(3, 1))
@@ -145,21 +146,21 @@ def test_a_store_of_another_kind_may_stand_there(host: Bytes) -> None:
     copier.close()
 
 
-def test_what_is_not_there_fails_alone(copier: DiskCopier, host: Bytes) -> None:
-    moved(copier, move(1, [(0, 3), (1, 4)], to_disk=True))
+def test_what_is_not_there_fails_alone(copier: StorageCopier, host: Bytes) -> None:
+    moved(copier, move(1, [(0, 3), (1, 4)], to_storage=True))
     before = host.copy()
-    assert moved(copier, move(2, [(2, 3), (3, 5), (4, 4)], to_disk=False)) == [1, 2]
+    assert moved(copier, move(2, [(2, 3), (3, 5), (4, 4)], to_storage=False)) == [1, 2]
     assert np.array_equal(host[2], before[0])
     assert np.array_equal(host[3:], before[3:]), "the memory of what failed is as it was"
     assert copier.statistics().failed == 2
 
 
-def test_a_list_comes_in_parts(copier: DiskCopier, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_copies, "LISTED", 2)
+def test_a_list_comes_in_parts(copier: StorageCopier, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage_copies, "LISTED", 2)
     copier.ask(ListBlocks(1, 1))
     (empty,) = answers(copier, 1)
     assert empty == BlocksListed(number=1, places=b"", keys=b"", last=True)
-    moved(copier, move(2, [(number, number + 1) for number in range(5)], to_disk=True))
+    moved(copier, move(2, [(number, number + 1) for number in range(5)], to_storage=True))
     copier.ask(ListBlocks(3, 1))
     parts = [part for part in answers(copier, 3) if isinstance(part, BlocksListed)]
     assert [part.last for part in parts] == [False, False, True]
@@ -180,49 +181,70 @@ class HangingFiles(BlockFiles):
         super().read(place, key, buffer)
 
 
-def test_a_disk_that_hangs_gives_the_memory_back(copier: DiskCopier, host: Bytes) -> None:
+def test_a_disk_that_hangs_gives_the_memory_back(copier: StorageCopier, host: Bytes) -> None:
     """A message that counts no more touches nothing, however late its reads end."""
-    moved(copier, move(1, [(0, 3), (1, 4)], to_disk=True))
-    hanging = copier.files = HangingFiles(copier.files)
-    copier.ask(move(2, [(6, 3), (7, 4)], to_disk=False))
+    moved(copier, move(1, [(0, 3), (1, 4)], to_storage=True))
+    hanging = copier.store = HangingFiles(copier.store)
+    copier.ask(move(2, [(6, 3), (7, 4)], to_storage=False))
     assert hanging.reached.wait(LIMIT)
     copier.forget()
     host[6:8] = 99
     hanging.goes_on.set()
-    copier.ask(move(3, [(8, 3)], to_disk=False))
+    copier.ask(move(3, [(8, 3)], to_storage=False))
     assert [answer.number for answer in answers(copier, 1)] == [3]
     assert (host[6:8] == 99).all()
     assert np.array_equal(host[8], host[0])
 
 
-def test_keys_are_looked_for_while_blocks_are_read(copier: DiskCopier) -> None:
-    moved(copier, move(1, [(0, 3), (1, 4)], to_disk=True))
-    hanging = copier.files = HangingFiles(copier.files)  # type: ignore[arg-type]
-    copier.ask(move(2, [(6, 3)], to_disk=False))
-    assert hanging.reached.wait(LIMIT)
+def test_keys_are_looked_for_while_blocks_are_read(host: Bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, reached, goes_on = Elsewhere(), Event(), Event()
+
+    def hangs(*_: object) -> None:
+        reached.set()
+        assert goes_on.wait(LIMIT)
+
+    monkeypatch.setattr(store, "read", hangs)
+    copier = StorageCopier(store, host, threads=1)
+    moved(copier, move(1, [(0, 3), (1, 5)], to_storage=True))
+    copier.ask(move(2, [(6, 3)], to_storage=False))
+    assert reached.wait(LIMIT)
     copier.ask(FindBlocks(3, 1, pack_keys([KEYS[0], KEYS[7], KEYS[1]])))
     assert answers(copier, 1) == [BlocksFound(3, np.array([1], np.int32).tobytes())]
-    hanging.goes_on.set()
+    goes_on.set()
     assert [answer.number for answer in answers(copier, 1)] == [2]
+    copier.close()
+
+
+def test_nothing_waits_for_questions_that_nobody_asks(tmp_path: Path, host: Bytes) -> None:
+    """An executor's own files are not asked: the scheduler knows what is in them."""
+    for store, asked in ((BlockFiles(tmp_path, LIMIT_BYTES, EACH, bytes(32)), 0), (Elsewhere(), 1)):
+        before = set(threading.enumerate())
+        copier = StorageCopier(store, host, threads=1)
+        begun = [thread.name for thread in threading.enumerate() if thread not in before]
+        assert begun.count("storage-keys") == asked
+        copier.close()
 
 
 def test_a_store_that_cannot_be_asked_lacks_everything(
-    copier: DiskCopier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    host: Bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(keys: Sequence[bytes]) -> list[int]:
         raise ConnectionError("nobody answers")
 
-    monkeypatch.setattr(copier.files, "missing", fails)
+    store = Elsewhere()
+    monkeypatch.setattr(store, "missing", fails)
+    copier = StorageCopier(store, host, threads=1)
     copier.ask(FindBlocks(1, 1, pack_keys(KEYS[:2])))
     assert answers(copier, 1) == [BlocksFound(1, np.array([0, 1], np.int32).tobytes(), failed=True)]
     assert "store_not_asked" in caplog.text
+    copier.close()
 
 
 @pytest.mark.parametrize("how", ["epoch", "everything"])
-def test_what_ends_messages(copier: DiskCopier, host: Bytes, how: str) -> None:
-    moved(copier, move(1, [(0, 3), (1, 4)], to_disk=True))
-    hanging = copier.files = HangingFiles(copier.files)
-    copier.ask(move(2, [(6, 3)], to_disk=False))
+def test_what_ends_messages(copier: StorageCopier, host: Bytes, how: str) -> None:
+    moved(copier, move(1, [(0, 3), (1, 4)], to_storage=True))
+    hanging = copier.store = HangingFiles(copier.store)
+    copier.ask(move(2, [(6, 3)], to_storage=False))
     assert hanging.reached.wait(LIMIT)
     epoch = 2 if how == "epoch" else 1
     if how == "everything":
@@ -236,9 +258,9 @@ def test_what_ends_messages(copier: DiskCopier, host: Bytes, how: str) -> None:
     assert (host[6] == 99).all()
 
 
-def test_what_is_written_meanwhile_does_not_count(copier: DiskCopier, host: Bytes) -> None:
+def test_what_is_written_meanwhile_does_not_count(copier: StorageCopier, host: Bytes) -> None:
     """A block that was being written when everything was forgotten is not found."""
-    copier.ask(move(1, [(0, 3)], to_disk=True))
+    copier.ask(move(1, [(0, 3)], to_storage=True))
     copier.forget()
     copier.ask(ForgetBlocks(1, everything=True))
     copier.ask(ListBlocks(2, 1))
@@ -247,27 +269,27 @@ def test_what_is_written_meanwhile_does_not_count(copier: DiskCopier, host: Byte
     assert answer.places == b""
 
 
-def test_other_weights_find_nothing_in_another_life(tmp_path: Path, copier: DiskCopier) -> None:
-    moved(copier, move(1, [(0, 3)], to_disk=True))
+def test_other_weights_find_nothing_in_another_life(tmp_path: Path, copier: StorageCopier) -> None:
+    moved(copier, move(1, [(0, 3)], to_storage=True))
     copier.renew()
-    assert moved(copier, move(2, [(6, 3)], to_disk=False)) == [0]
-    assert moved(copier, move(3, [(1, 4)], to_disk=True)) == []
-    assert moved(copier, move(4, [(1, 4)], to_disk=False)) == []
+    assert moved(copier, move(2, [(6, 3)], to_storage=False)) == [0]
+    assert moved(copier, move(3, [(1, 4)], to_storage=True)) == []
+    assert moved(copier, move(4, [(1, 4)], to_storage=False)) == []
     assert BlockFiles(tmp_path, LIMIT_BYTES, EACH, bytes(32)).entries() == []
 
 
 LIMIT_BYTES = INDEX_START + PLACES * (4096 + ENTRY.size)
 
 
-def test_single_places_are_forgotten(tmp_path: Path, copier: DiskCopier) -> None:
-    moved(copier, move(1, [(0, 3), (1, 4)], to_disk=True))
+def test_single_places_are_forgotten(tmp_path: Path, copier: StorageCopier) -> None:
+    moved(copier, move(1, [(0, 3), (1, 4)], to_storage=True))
     copier.ask(ForgetBlocks(1, np.array([3], np.int32).tobytes()))
-    assert moved(copier, move(2, [(6, 3), (7, 4)], to_disk=False)) == [0]
+    assert moved(copier, move(2, [(6, 3), (7, 4)], to_storage=False)) == [0]
     assert len(BlockFiles(tmp_path, LIMIT_BYTES, EACH, bytes(32)).entries()) == 1
 
 
 def test_a_disk_that_fails_at_the_end(
-    copier: DiskCopier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    copier: StorageCopier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Data that the system could not write is noticed when it is asked to: nothing of the message is there."""
 
@@ -276,7 +298,7 @@ def test_a_disk_that_fails_at_the_end(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", fails)
-        assert moved(copier, move(1, [(0, 3), (1, 4)], to_disk=True)) == [0, 1]
-    assert moved(copier, move(2, [(0, 3)], to_disk=False)) == [0]
-    assert "disk_failed" in caplog.text
+        assert moved(copier, move(1, [(0, 3), (1, 4)], to_storage=True)) == [0, 1]
+    assert moved(copier, move(2, [(0, 3)], to_storage=False)) == [0]
+    assert "storage_failed" in caplog.text
     assert copier.statistics().bytes_out == 0

@@ -1,4 +1,4 @@
-"""KV blocks on disk, or in a store that other servers use as well: what a scheduler and its executors say of them.
+"""KV blocks in storage, on disk or in a store that other servers share: what a scheduler and its executors say of them.
 
 Each executor has a file with numbered places, each of which holds its part of a block of the host's memory and the key
 that the block is found by. The scheduler owns the places, as it owns the blocks of the host's memory, and holds a block
@@ -51,12 +51,12 @@ class BlocksFound(Message, frozen=True):
 
 
 class MoveBlocks(Message, frozen=True, kw_only=True):
-    """scheduler → executors: write blocks of the host's memory to disk, or read them from there."""
+    """scheduler → executors: write blocks of the host's memory to storage, or read them from there."""
 
     number: int
     epoch: int
-    to_disk: bool
-    blocks: bytes  # int32 [blocks, 2]: block of the host's memory, place on disk; none of them twice
+    to_storage: bool
+    blocks: bytes  # int32 [blocks, 2]: block of the host's memory, place in storage; none of them twice
     keys: bytes  # what they are found by
 
 
@@ -77,8 +77,8 @@ class ForgetBlocks(Message, frozen=True):
     everything: bool = False  # all places, and whatever is to be done for the messages before this one
 
 
-DiskMessage = ListBlocks | FindBlocks | MoveBlocks | ForgetBlocks
-DiskAnswer = BlocksListed | BlocksFound | BlocksMoved
+StorageMessage = ListBlocks | FindBlocks | MoveBlocks | ForgetBlocks
+StorageAnswer = BlocksListed | BlocksFound | BlocksMoved
 
 
 def pack_keys(keys: Iterable[bytes]) -> bytes:

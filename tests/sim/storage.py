@@ -7,21 +7,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from penstock.engine_core.scheduling.disk_tier import MOST_LOADS, MOST_LOOKUPS, MOST_STORES
 from penstock.engine_core.scheduling.scheduler import Scheduler
-from penstock.protocol.disk_blocks import (
+from penstock.engine_core.scheduling.storage_tier import MOST_LOADS, MOST_LOOKUPS, MOST_STORES
+from penstock.protocol.step_columns import integers, move_table
+from penstock.protocol.storage_blocks import (
     BlocksFound,
     BlocksListed,
     BlocksMoved,
-    DiskMessage,
     FindBlocks,
     ForgetBlocks,
     ListBlocks,
     MoveBlocks,
+    StorageMessage,
     pack_keys,
     unpack_keys,
 )
-from penstock.protocol.step_columns import integers, move_table
 from tests.sim.adapters import GROUP
 
 Block = tuple[list[int], list[int]]
@@ -40,12 +40,12 @@ class Record:
 class Job:
     """A message, as one executor is to do it."""
 
-    message: DiskMessage
+    message: StorageMessage
     executor: int
 
 
 @dataclass(slots=True)
-class Disk:
+class Storage:
     """Of all executors. trouble: how often a block cannot be written, is spoilt, or cannot be read. shared: it finds
     blocks by their keys, and evicts as it likes."""
 
@@ -56,24 +56,24 @@ class Disk:
     stored: int = 0
 
 
-class DiskJobs:
+class StorageJobs:
     """What a group of executors is to do with its disks. blocks: of the host's memory."""
 
-    def __init__(self, disk: Disk, blocks: list[Block | None]) -> None:
+    def __init__(self, storage: Storage, blocks: list[Block | None]) -> None:
         self.jobs: list[Job] = []
-        self._disk, self._blocks = disk, blocks
+        self._storage, self._blocks = storage, blocks
         self._failed: dict[int, set[int]] = {}  # rows of a load, by its number
 
     @property
     def busy(self) -> bool:
         return bool(self.jobs)
 
-    def touched(self, *, to_disk: bool) -> set[int]:
+    def touched(self, *, to_storage: bool) -> set[int]:
         """Blocks of the host's memory that jobs read or write."""
         moves = [job.message for job in self.jobs if isinstance(job.message, MoveBlocks)]
-        return {int(row[0]) for move in moves if move.to_disk == to_disk for row in move_table(move.blocks)}
+        return {int(row[0]) for move in moves if move.to_storage == to_storage for row in move_table(move.blocks)}
 
-    def take(self, message: DiskMessage, epoch: int) -> None:
+    def take(self, message: StorageMessage, epoch: int) -> None:
         assert message.epoch == epoch
         match message:
             case ForgetBlocks():
@@ -83,19 +83,21 @@ class DiskJobs:
                 table = move_table(message.blocks)
                 keys = unpack_keys(message.keys)
                 assert len(set(table[:, 0].tolist())) == len(set(table[:, 1].tolist())) == len(set(keys)) == len(table)
-                written = self.touched(to_disk=False)
+                written = self.touched(to_storage=False)
                 assert not written.intersection(table[:, 0].tolist()), "written by two, or read while it is written"
-                if message.to_disk:
+                if message.to_storage:
                     for block in table[:, 0].tolist():
                         assert self._blocks[block] is not None, "a block that nobody has written"
                 else:
-                    assert not self.touched(to_disk=True).intersection(table[:, 0].tolist()), "written while it is read"
+                    assert not self.touched(to_storage=True).intersection(table[:, 0].tolist()), (
+                        "written while it is read"
+                    )
                     for block in table[:, 0].tolist():
                         self._blocks[block] = None
         self.jobs += [Job(message, executor) for executor in range(GROUP)]
         moves = {job.message.number: job.message for job in self.jobs if isinstance(job.message, MoveBlocks)}
-        assert sum(move.to_disk for move in moves.values()) <= MOST_STORES
-        assert sum(not move.to_disk for move in moves.values()) <= MOST_LOADS
+        assert sum(move.to_storage for move in moves.values()) <= MOST_STORES
+        assert sum(not move.to_storage for move in moves.values()) <= MOST_LOADS
         finds = {job.message.number for job in self.jobs if isinstance(job.message, FindBlocks)}
         assert len(finds) <= MOST_LOOKUPS
 
@@ -114,8 +116,8 @@ class DiskJobs:
         elif isinstance(job.message, FindBlocks):
             scheduler.blocks_copied(self._find(job.message, executor, rng), executor, now)
         elif isinstance(job.message, ForgetBlocks):
-            records = self._disk.records[executor]
-            some = unpack_keys(job.message.keys) if self._disk.shared else integers(job.message.places).tolist()
+            records = self._storage.records[executor]
+            some = unpack_keys(job.message.keys) if self._storage.shared else integers(job.message.places).tolist()
             for at in list(records) if job.message.everything else some:
                 records.pop(at, None)
         else:
@@ -123,17 +125,17 @@ class DiskJobs:
         return True
 
     def _find(self, message: FindBlocks, executor: int, rng: random.Random) -> BlocksFound:
-        assert self._disk.shared
-        records, keys = self._disk.records[executor], unpack_keys(message.keys)
-        failed = rng.random() < self._disk.trouble
+        assert self._storage.shared
+        records, keys = self._storage.records[executor], unpack_keys(message.keys)
+        failed = rng.random() < self._storage.trouble
         missing = [number for number, key in enumerate(keys) if failed or key not in records]
-        for at in [at for at in records if rng.random() < self._disk.trouble]:
+        for at in [at for at in records if rng.random() < self._storage.trouble]:
             del records[at]  # between the answer and the read
         return BlocksFound(message.number, np.array(missing, np.int32).tobytes(), failed)
 
     def _list(self, message: ListBlocks, executor: int, rng: random.Random) -> list[BlocksListed]:
-        records = {} if self._disk.shared else self._disk.records[executor]
-        for place in [place for place in records if rng.random() < self._disk.trouble]:
+        records = {} if self._storage.shared else self._storage.records[executor]
+        for place in [place for place in records if rng.random() < self._storage.trouble]:
             del records[place]
         places, half = list(records), len(records) // 2
         return [
@@ -145,28 +147,28 @@ class DiskJobs:
         ]  # fmt: skip
 
     def _move(self, message: MoveBlocks, executor: int, rng: random.Random) -> BlocksMoved:
-        records, failed = self._disk.records[executor], set()
+        records, failed = self._storage.records[executor], set()
         rows = zip(move_table(message.blocks).tolist(), unpack_keys(message.keys), strict=True)
         for row, ((block, place), key) in enumerate(rows):
-            at = key if self._disk.shared else place
-            if message.to_disk:
-                if not self._disk.shared:
+            at = key if self._storage.shared else place
+            if message.to_storage:
+                if not self._storage.shared:
                     records.pop(at, None)
                 content = self._blocks[block]
                 assert content is not None, "a block that was given away while it was written to disk"
-                if rng.random() < self._disk.trouble:
+                if rng.random() < self._storage.trouble:
                     failed.add(row)
                     continue
-                made = Record(key, (list(content[0]), list(content[1])), rng.random() >= self._disk.trouble)
-                if self._disk.shared:
+                made = Record(key, (list(content[0]), list(content[1])), rng.random() >= self._storage.trouble)
+                if self._storage.shared:
                     records.setdefault(at, made)
                 else:
                     records[at] = made
-                self._disk.stored += 1
+                self._storage.stored += 1
                 continue
             record = records.get(at)
-            if record is None or record.key != key or not record.good or rng.random() < self._disk.trouble:
-                self._disk.spoilt += 1
+            if record is None or record.key != key or not record.good or rng.random() < self._storage.trouble:
+                self._storage.spoilt += 1
                 failed.add(row)
                 records.pop(at, None)
                 self._failed.setdefault(message.number, set()).add(row)
