@@ -5,8 +5,9 @@ an accepted one. Drafts are requested a step ahead of the one that verifies them
 time of drafting, the most tokens per second.
 
 Where drafts do not pay none are made, so nothing would be learned; nor is anything learned of a second draft where
-there is only one. So now and then the few rows that have waited longest get one more, as long as trials take a small
-share of the time. There are no trials where drafts could not pay even if all were accepted.
+there is only one. So now and then the few rows that have waited longest get so many that both chances are taught, or
+the fewest that could pay, as long as trials take a small share of the time. There are no trials where no number of
+drafts could pay even if all were accepted.
 
 The executors hold the draft model's keys and values. Positions of a slot that are missing from them are counted here,
 so that drafting begins with the positions that the draft model has not seen.
@@ -66,6 +67,7 @@ class DeviceDrafts:
         stretch: how many times the measured `cost` a step takes for each time that there is drafting.
         """
         rows = len(slots)
+        self.cost.forget(step)
         room = np.where(self._wanted[slots], np.clip(room, 0, self.most), 0)
         most = min(most, int(room.sum()))
         if most <= 0:
@@ -104,7 +106,7 @@ class DeviceDrafts:
         return lengths
 
     def _try(self, slots: Ints, room: Ints, lengths: Ints, seconds: Floats, step: int) -> None:
-        """Give some rows with few drafts one more, if a trial is due. seconds: to verify 0, 1, .. drafts."""
+        """Give some rows with few drafts more, if a trial is due. seconds: to verify 0, 1, .. drafts."""
         waiting = (lengths < np.minimum(room, ENOUGH)).nonzero()[0]
         total, rows = int(lengths.sum()), len(slots)
         last = len(seconds) - 1
@@ -113,19 +115,24 @@ class DeviceDrafts:
         self._saved += TRIAL_SHARE * float(seconds[0])
         if step - self._tried_at < TRIAL_STEPS:
             return
-        tried = waiting[np.argsort(self._learned[slots[waiting]], kind="stable")[: min(TRIAL_ROWS, last - total)]]
-        turns = int(lengths.max())
-        drafting = self.cost.seconds(rows, turns)
-        turn = self.cost.seconds(rows, max(turns, 1 + int(lengths[tried].max()))) - drafting
-        hopeful = min(total + len(waiting), last)
-        now = (rows + total) / (float(seconds[total]) + drafting)
-        if (rows + hopeful) / (float(seconds[hopeful]) + drafting + turn) <= now:
+        least = int(lengths.max())
+        now = float(seconds[total]) + self.cost.seconds(rows, least)
+        for turns in self._turns:  # the fewest that could pay
+            hopeful = min(int(np.maximum(lengths, np.minimum(room, turns)).sum()), last)
+            whole = float(seconds[hopeful]) + self.cost.seconds(rows, max(turns, least))
+            if turns >= min(ENOUGH, self.most) and (rows + hopeful) * now > (rows + total) * whole:
+                break
+        else:
             return
-        if self._saved < float(seconds[total + len(tried)] - seconds[total]) + turn:
+        tried = waiting[np.argsort(self._learned[slots[waiting]], kind="stable")[:TRIAL_ROWS]]
+        more = np.minimum(room[tried], turns) - lengths[tried]
+        more -= np.clip(np.cumsum(more) - (last - total), 0, more)
+        taken = float(seconds[total + int(more.sum())]) + self.cost.seconds(rows, max(turns, least)) - now
+        if self._saved < taken:
             return
         self._saved, self._tried_at = 0.0, step
         self._learned[slots[tried]] = step
-        lengths[tried] += 1
+        lengths[tried] += more
 
     def observe(self, slots: Ints, drafted: Ints, accepted: Ints) -> None:
         """Drafts were verified. # [rows] each"""

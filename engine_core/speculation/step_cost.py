@@ -2,13 +2,14 @@
 
 A step's device seconds are kept against the positions that it runs beyond its rows' own. A device's time is flat while
 it waits for memory and rises where its arithmetic is full; where that is depends on the model, the chip and the length
-of the sequences, so nothing is assumed. Medians of recent steps are kept per class of rows and class of further
+of the sequences, so nothing is assumed. Lower quartiles of recent steps are kept per class of rows and class of further
 positions, half an octave each, with straight lines between them. A step without further positions is a class of its
 own: it runs other kernels, so the first draft of a step may cost more than all the others. An unknown cost is taken for
 the least it can be, so that it is tried and thereby measured.
 
 A drafting turn runs the draft model once for all rows, so rows with fewer drafts cost as much as the row with most.
-Its medians are kept per class of rows and number of turns; beyond known numbers the cost grows with the turns.
+Its times are kept in the same way per class of rows and number of turns; beyond known numbers the cost grows with the
+turns. Where it seems too dear nothing is drafted, so it is forgotten by the steps that went by, not by draftings.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from itertools import chain
-from statistics import fmean, median
+from statistics import fmean
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-RECENT = 9  # steps of one class that its median is taken of
-KNOWN = 3  # steps of one class before anything is known of it: a single one may have been held up
-STALE = 2048  # steps after which a class that did not occur again is forgotten
+RECENT = 9  # steps of one class that say how long one takes
+KNOWN = 3  # steps or draftings of one class before anything is known of it: a single one may have been held up
+STALE = 2048  # steps, whatever they are, after which a class that did not occur again is forgotten
 
 
 class Recent:
@@ -32,11 +33,16 @@ class Recent:
 
     def __init__(self) -> None:
         self.seconds: deque[float] = deque(maxlen=RECENT)
-        self.at = 0  # the last step or drafting
+        self.at = 0  # the last step
 
     @property
-    def median(self) -> float:
-        return median(self.seconds)
+    def known(self) -> bool:
+        return len(self.seconds) >= KNOWN
+
+    @property
+    def typical(self) -> float:
+        """Their lower quartile: whatever holds a step up makes it longer, and the first of a kind often are."""
+        return sorted(self.seconds)[len(self.seconds) // 4]
 
     def observe(self, seconds: float, at: int) -> None:
         self.seconds.append(seconds)
@@ -82,9 +88,9 @@ class StepCost:
     def plain(self, rows: int) -> float | None:
         """Seconds of a step with these rows and nothing further, if such steps are known."""
         samples = self._classes.get(half_octave(rows), {}).get(half_octave(1))
-        if samples is None or len(samples.seconds) < KNOWN or self._steps - samples.at > STALE:
+        if samples is None or not samples.known or self._steps - samples.at > STALE:
             return None
-        return samples.median
+        return samples.typical
 
     def seconds(self, rows: int, positions: Floats) -> Floats | None:
         """Of steps with these rows and positions; None if nothing is known. # [n] → [n]"""
@@ -93,11 +99,11 @@ class StepCost:
             return None
         for key in [key for key, samples in classes.items() if self._steps - samples.at > STALE]:
             del classes[key]
-        found = [classes[key] for key in sorted(classes) if len(classes[key].seconds) >= KNOWN]
+        found = [classes[key] for key in sorted(classes) if classes[key].known]
         if not found:
             return None
         places = np.array([samples.place for samples in found])
-        times = np.maximum.accumulate([samples.median for samples in found])
+        times = np.maximum.accumulate([samples.typical for samples in found])
         known = np.interp(positions - rows, places, times)  # beyond the last: no more than that
         least = fmean(found[0].positions)
         return np.where(positions - rows < places[0], np.minimum(times[0] * positions / least, times[0]), known)
@@ -114,29 +120,41 @@ class DraftCost:
 
     def __init__(self) -> None:
         self._classes: dict[int, dict[int, Recent]] = {}  # by class of rows, by turns
-        self._draftings = 0
+        self._known: dict[int, dict[int, Recent]] = {}  # of those
+        self._step = 0
 
     def observe(self, rows: int, turns: int, seconds: float) -> None:
         """Drafting took `seconds`, with the positions that the draft model had to catch up."""
-        self._draftings += 1
-        found = self._classes.setdefault(half_octave(rows), {})
-        found.setdefault(turns, Recent()).observe(seconds, self._draftings)
-        for key in [key for key, recent in found.items() if self._draftings - recent.at > STALE]:
-            del found[key]
+        key = half_octave(rows)
+        found = self._classes.setdefault(key, {}).setdefault(turns, Recent())
+        found.observe(seconds, self._step)
+        if found.known:
+            self._known.setdefault(key, {})[turns] = found
+
+    def forget(self, step: int) -> None:
+        """It is step `step`: what was not met for long is unknown again. This is looked at now and then."""
+        if step - self._step < STALE // 16:
+            return
+        self._step = step
+        for classes in (self._classes, self._known):
+            for key, found in list(classes.items()):
+                classes[key] = {turns: recent for turns, recent in found.items() if step - recent.at <= STALE}
+                if not classes[key]:
+                    del classes[key]
 
     def seconds(self, rows: int, turns: int) -> float:
-        """Of `turns` turns for `rows` rows, by the nearest number of rows that is known."""
-        if not self._classes or not turns:
+        """Of `turns` turns for `rows` rows, by the nearest number of rows that is known; 0: nothing is."""
+        if not self._known or not turns:
             return 0.0
         wanted = half_octave(rows)
-        known = self._classes[min(self._classes, key=lambda key: abs(key - wanted))]
+        known = self._known[min(self._known, key=lambda key: abs(key - wanted))]
         below = max((key for key in known if key <= turns), default=0)
         above = min((key for key in known if key >= turns), default=0)
         if below and above:
-            low, high = known[below].median, known[above].median
+            low, high = known[below].typical, known[above].typical
             return low + (high - low) * (turns - below) / max(1, above - below)
         nearest = below or above
-        return known[nearest].median * turns / nearest
+        return known[nearest].typical * turns / nearest
 
 
 def draft_lengths(

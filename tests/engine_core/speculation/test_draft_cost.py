@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engine_core.speculation.step_cost import RECENT, STALE, DraftCost
+from penstock.engine_core.speculation.step_cost import KNOWN, RECENT, STALE, DraftCost
 
 
-def told(*measured: tuple[int, int, float]) -> DraftCost:
+def told(*measured: tuple[int, int, float], times: int = KNOWN) -> DraftCost:
     cost = DraftCost()
     for rows, turns, seconds in measured:
-        cost.observe(rows, turns, seconds)
+        for _ in range(times):
+            cost.observe(rows, turns, seconds)
     return cost
 
 
 def test_what_is_unknown_costs_nothing_and_so_is_tried() -> None:
-    cost = DraftCost()
-    assert cost.seconds(8, 4) == 0.0
+    assert DraftCost().seconds(8, 4) == 0.0
+    cost = told((8, 4, 2.0), times=KNOWN - 1)
+    assert cost.seconds(8, 4) == 0.0, "nor does so little say anything"
     cost.observe(8, 4, 2.0)
+    assert cost.seconds(8, 4) == 2.0
     assert cost.seconds(8, 0) == 0.0, "no turns at all"
 
 
@@ -39,15 +42,26 @@ def test_rows_have_classes_and_the_nearest_that_is_known_answers() -> None:
     assert len(cost._classes) == 2
 
 
-def test_the_median_of_recent_times_counts() -> None:
-    cost = told(*[(8, 4, 9.0)] * 20, *[(8, 4, 1.0)] * RECENT)
+def test_recent_times_count_and_none_that_was_held_up() -> None:
+    cost = told(*[(8, 4, 9.0)] * 20, *[(8, 4, 1.0)] * RECENT, times=1)
     assert cost.seconds(8, 4) == 1.0
-    cost.observe(8, 4, 100.0)
-    assert cost.seconds(8, 4) == 1.0, "one that was disturbed changes nothing"
+    for _ in range(RECENT // 2):
+        cost.observe(8, 4, 100.0)
+    assert cost.seconds(8, 4) == 1.0, "those that were disturbed change nothing"
+    cost = told((8, 4, 50.0), (8, 4, 20.0), (8, 4, 1.0), times=1)
+    assert cost.seconds(8, 4) == 1.0, "as the first ones often are"
 
 
 def test_what_was_not_met_for_long_is_forgotten() -> None:
-    cost = told((8, 1, 5.0), *[(8, 4, 4.0)] * (STALE + 1))
+    """By steps: what seems dear is not met again."""
+    cost = told((8, 1, 5.0))
+    cost.forget(STALE // 2)
+    for _ in range(KNOWN):
+        cost.observe(8, 4, 4.0)
+    assert cost.seconds(8, 1) == 5.0
+    cost.forget(STALE + 1)
     assert cost.seconds(8, 1) == pytest.approx(1.0)
-    assert cost._draftings == STALE + 2
     assert [len(turns) for turns in cost._classes.values()] == [1]
+    cost.forget(2 * STALE)
+    assert cost.seconds(8, 1) == 0.0
+    assert not cost._classes

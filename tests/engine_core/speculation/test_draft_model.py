@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from penstock.engine_core.speculation.draft_model import TRIAL_ROWS, TRIAL_STEPS, DeviceDrafts, Ints
-from penstock.engine_core.speculation.step_cost import StepCost
+from penstock.engine_core.speculation.draft_model import ENOUGH, TRIAL_ROWS, TRIAL_STEPS, DeviceDrafts, Ints
+from penstock.engine_core.speculation.step_cost import KNOWN, STALE, StepCost
 
 MOST = 4
 # A step of an 8B model on an H200 and a draft model of one of its layers, in seconds.
@@ -83,7 +83,8 @@ def test_a_dear_draft_pays_where_a_step_takes_several_stages() -> None:
 def test_rows_differ_and_turns_are_shared() -> None:
     """A turn for one row is paid for all: the others join it as far as their chances are worth verifying."""
     found, slots = guesses(8)
-    found.cost.observe(8, MOST, MOST * TURN)
+    for _ in range(KNOWN):
+        found.cost.observe(8, MOST, MOST * TURN)
     good, bad = slots[:4], slots[4:]
     for _ in range(40):
         found.observe(good, np.full(4, MOST), np.full(4, MOST))
@@ -132,7 +133,7 @@ def test_trials_are_rare_small_and_in_turn() -> None:
     for step in range(1, 2001):
         lengths = found.choose_lengths(slots, room(slots), 1000, cost, step)
         if lengths.any():
-            assert lengths.max() == 1
+            assert lengths.max() == ENOUGH, "the chance of a second draft is taught, too"
             tried.append((step, lengths.nonzero()[0].tolist()))
     assert 10 <= len(tried) <= 2000 // TRIAL_STEPS
     assert all(len(rows) <= TRIAL_ROWS for _, rows in tried)
@@ -149,6 +150,7 @@ class World:
         self.chance = np.random.default_rng(seed)
         self.available = np.zeros(rows, np.int64)
         self.seconds = self.drafting = 0.0
+        self.held_up: list[float] = []  # what the next draftings take longer
         self.tokens = self.steps = 0
 
     def step(self) -> int:
@@ -169,6 +171,8 @@ class World:
             self.guesses.observe(self.slots[some], drafted[some], accepted[some])
         self.available = self.guesses.choose_lengths(self.slots, room(self.slots), 1000, self.cost, self.steps)
         self.drafting = TURN * int(self.available.max())
+        if self.drafting and self.held_up:
+            self.drafting += self.held_up.pop()
         return int(drafted.sum())
 
     def run(self, steps: int) -> World:
@@ -189,6 +193,29 @@ def test_the_time_per_token_is_near_the_best_there_is(rows: int, rate: float) ->
     assert world.seconds / world.tokens < 1.06 * best
     if rate == 0.0:
         assert world.seconds / world.tokens < 1.02 * verified(rows, 0) / rows, "as if there were no drafts"
+
+
+def test_drafts_of_which_one_never_pays_and_several_do_are_tried() -> None:
+    """As of a mixture of experts at one row: a step that verifies anything runs other kernels and reads more experts.
+    Were one draft tried alone, nothing would be learned of those that pay."""
+    found, slots = guesses(1)
+    taught(found, slots, 0)
+    cost, step = StepCost(), 0
+    for drafts in (0, 1, 2, MOST):
+        for _ in range(9):
+            cost.observe(1, 1 + drafts, STEP + (1.2 * STEP if drafts else 0.0))
+    while not (lengths := found.choose_lengths(slots, room(slots), 1000, cost, step)).any():
+        step += 1
+        assert step < 2000
+    assert lengths.tolist() == [ENOUGH]
+
+
+def test_first_draftings_that_are_held_up_end_nothing_for_good() -> None:
+    """Kernels are loaded by the first ones: were their times kept, no drafting would seem to pay, and none be timed."""
+    world = World(1, lambda _: 0.9)
+    world.held_up = [20 * STEP] * (KNOWN + 1)
+    world.run(STALE + 300)
+    assert sum(world.step() for _ in range(100)) > 300
 
 
 def test_it_comes_back_when_drafts_come_true_again_and_goes_when_they_do_not() -> None:
