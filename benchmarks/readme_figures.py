@@ -201,7 +201,7 @@ def kernels() -> list[Sentence]:
 def heads() -> Sentence:
     """Drafts of a model's own head with a set rate of acceptance, against none."""
     with_head, without = (
-        rows.read(RESULTS / "h200" / name)["qwen3.6-35b-a3b", "lat_bs1"].value for name in ("mtp", "hybrids")
+        rows.read(RESULTS / "h200" / name)["qwen3.6-35b-a3b", "lat_bs1"].value for name in ("mtp", "mtp_off")
     )
     assert with_head is not None
     assert without is not None

@@ -81,12 +81,14 @@ def together(folder: str) -> str:
 
 def conversations() -> str:
     """What a hybrid finds of conversations in its prefix cache, and what that is worth."""
-    found = result("h200/conversations_qwen3.5-9b.json")["figures"]
-    heads = ["repeated prompt tokens", "of those cached", "first token of a hit, ms", "of a cold one", "ratio"]
-    hit, cold = found["hit_ttft_ms"], found["cold_ttft_ms"]
-    cells = [f"{found['repeated_tokens']:,}", f"{100 * found['hit_rate']:.1f} %", f"{hit:.0f}", f"{cold:.0f}",
-             f"{hit / cold:.2f}"]  # fmt: skip
-    return table(heads, [cells])
+    heads = ["Load", "repeated prompt tokens", "of those cached", "first token of a hit, ms", "of a cold one", "ratio"]
+    lines = []
+    for load in ("chat", "agent"):
+        found = result(f"h200/conversations_{load}_qwen3.5-9b.json")["figures"]
+        hit, cold = found["hit_ttft_ms"], found["cold_ttft_ms"]
+        lines.append([load, f"{found['repeated_tokens']:,}", f"{100 * found['hit_rate']:.1f} %", f"{hit:.0f}",
+                      f"{cold:.0f}", f"{hit / cold:.2f}"])  # fmt: skip
+    return table(heads, lines)
 
 
 def images() -> str:
