@@ -125,7 +125,10 @@ class Engine:
             assert drafting is not None
         if cell.windows:
             whole = with_kv_groups(whole, MAX_MODEL_LEN, cell.block_size, drafting=drafting is not None)
-        self._model = build(whole, torch.float32, torch.device("cpu"), MAX_MODEL_LEN, group=group, draft=drafting)
+        self._model = build(
+            whole, torch.float32, torch.device("cpu"), MAX_MODEL_LEN,
+            group=group, adapters=bool(cell.adapter_places), draft=drafting,
+        )  # fmt: skip
         self._spec = self._model.spec
         self._recurrent = bool(whole.recurrences)
         load(self._model, folder, load_format, 0)

@@ -90,7 +90,9 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 def served(base: Path, adapters: Sequence[Path], group: Group = ALONE, *, whole_experts: bool = False) -> Runner:
     """A runner with the adapters in places 1 and 2."""
     spec = read_spec(base)
-    model = build(spec, torch.float32, torch.device("cpu"), 64, group=group, expert_parallel=whole_experts)
+    model = build(
+        spec, torch.float32, torch.device("cpu"), 64, group=group, expert_parallel=whole_experts, adapters=True
+    )
     load(model, base)
     return with_adapters(model, spec, adapters)
 

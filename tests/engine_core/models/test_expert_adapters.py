@@ -72,7 +72,7 @@ def test_experts_have_room_where_it_is_asked_for() -> None:
     spec = small_spec(layers=2, experts=small_experts(4, 2, 16), sparse=(False, True))
     found = []
     for experts in (False, True):
-        model = build(spec, torch.float32, torch.device("cpu"), 16)
+        model = build(spec, torch.float32, torch.device("cpu"), 16, adapters=True)
         places = AdapterPlaces(model, spec, 2, 4, experts=experts)
         mixture = model.blocks[1].mlp
         assert isinstance(mixture, SparseMlp)
