@@ -25,7 +25,7 @@ from penstock.kernels.scaled_linear_triton import float8_values, readable
 
 Weight: TypeAlias = Tensor | Float8Weight | Int8Weight
 RUN = 128  # inputs side by side in a tile: those of a block of e4m3, unless its blocks have others
-MOST_TOKENS = 4
+MOST_TOKENS, MOST_SCALED = 4, 2  # with weights of 8 bits more wait for arithmetic (H200)
 SHORT = 4 << 20  # numbers of a matrix up to which several tokens gain, from launches saved (H200)
 
 
@@ -33,7 +33,8 @@ def takes_pairs(weight: object, tokens: int) -> TypeGuard[Weight]:
     """Whether this is the way of so many tokens. weight: `[held, outputs, inputs]`."""
     if not isinstance(weight, Tensor | Float8Weight | Int8Weight):
         return False
-    return tokens == 1 or (1 < tokens <= MOST_TOKENS and weight.shape[1] * weight.shape[2] <= SHORT)
+    most = MOST_TOKENS if isinstance(weight, Tensor) else MOST_SCALED
+    return tokens == 1 or (1 < tokens <= most and weight.shape[1] * weight.shape[2] <= SHORT)
 
 
 def tilings(weight: Weight) -> tuple[VectorTiling, VectorTiling]:

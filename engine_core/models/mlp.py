@@ -104,12 +104,12 @@ class SparseMlp:
         gated = spec.shared_gate and not self.joined
         self.shared_gate = Linear((whole(gate, 1),), hidden, placement, bias=False) if gated else None
 
-    def forward(self, x: Rows) -> Tensor:
-        """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum."""
+    def forward(self, x: Rows, real: Tensor | None = None) -> Tensor:
+        """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum. real: as of `kernels.experts.route`."""
         assert isinstance(x, Tensor)
         logits, read = self.router.forward(x), x
         gates = logits[:, self.spec.count] if self.joined and self.spec.shared_gate else None
-        routes = route(logits[:, : self.spec.count], self.routing, gates)
+        routes = route(logits[:, : self.spec.count], self.routing, gates, real)
         if self.spec.routing.scales_inputs:
             read = (x * routes.shares).to(x.dtype)
             routes = routes._replace(shares=torch.ones_like(routes.shares))
@@ -219,12 +219,12 @@ class SeparateMlps:
         self.norms = {name: Norm(hidden, norm, placement) for name in APART_NORMS}
         self.shares = placement.vector(spec.count)
 
-    def forward(self, x: Rows, stream: Tensor) -> Tensor:
+    def forward(self, x: Rows, stream: Tensor, real: Tensor | None = None) -> Tensor:
         """`[tokens, hidden] -> [tokens, hidden]`, the sum of all ranks. x: what the dense MLP reads, a norm of the
-        residual `stream  # [tokens, hidden]`."""
+        residual `stream  # [tokens, hidden]`. real: as of `kernels.experts.route`."""
         router, read, dense, sparse = (self.norms[name] for name in APART_NORMS)
         logits = self.sparse.router.forward(router.forward(stream)).mul_(self.root)
-        routes = route(logits, self.sparse.routing)
+        routes = route(logits, self.sparse.routing, None, real)
         routes = routes._replace(shares=routes.shares * self.shares[routes.experts])
         parts = self.dense.forward(x), self.sparse.multiply(read.forward(stream), routes)
         if dense.group.ranks is not None:

@@ -15,7 +15,7 @@ from penstock.kernels.experts_triton import multiply_experts
 from penstock.kernels.linear_tilings import VectorTiling
 from penstock.kernels.quantized import Float8Weight, QuantizedWeight
 from penstock.kernels.records import NO_BIASES, Activation, ExpertBiases, Routes, Routing
-from penstock.kernels.vector_experts_triton import MOST_TOKENS, SHORT, Weight, multiply_pair_by_pair, takes_pairs
+from penstock.kernels.vector_experts_triton import MOST_SCALED, MOST_TOKENS, SHORT, Weight, multiply_pair_by_pair, takes_pairs
 from tests.kernels.quantized_experts import quantized
 from tests.kernels.test_activation import CLAMPED
 from tests.kernels.test_experts import biases_of, weights
@@ -128,7 +128,8 @@ def test_who_is_served(device: str) -> None:
         False, True, True, True, False,
     ]  # fmt: skip
     assert [takes_pairs(wide, tokens) for tokens in (1, 2)] == [True, False]
-    assert takes_pairs(quantized("int8_row", (1, 8, 32)), 1)
+    scaled = quantized("int8_row", (1, 8, 32))
+    assert [takes_pairs(scaled, tokens) for tokens in (1, MOST_SCALED, MOST_SCALED + 1)] == [True, True, False]
     assert not takes_pairs(quantized("mxfp4", (1, 8, 32)), 1)
 
 
@@ -168,6 +169,7 @@ def test_a_gpu_gives_the_product(layout: str, count: int, chosen: int, hidden: i
         if isinstance(gate_up, Float8Weight) and gate_up.block == (128, 128):
             coarse = replace(gate_up, block=(64, 128), scales=gate_up.scales.repeat_interleave(2, 1))
             assert torch.equal(multiply(x, routes, coarse, down), multiply(x, routes, gate_up, down))
-        assert takes_pairs(gate_up, tokens) is (tokens == 1 or hidden == 2048)
+        most = MOST_TOKENS if layout == "plain" else MOST_SCALED
+        assert takes_pairs(gate_up, tokens) is (tokens == 1 or (hidden == 2048 and tokens <= most))
         if takes_pairs(gate_up, tokens):
             assert torch.equal(expert_mlp(x, routes, gate_up, down), multiply(x, routes, gate_up, down))
