@@ -14,7 +14,7 @@ from penstock.engine_core.loading import load
 from penstock.engine_core.loading.dummy import fill_random
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.layer_spec import ExpertSpec, MlpSpec, RoutingSpec
-from penstock.engine_core.models.layers import Placement, pack
+from penstock.engine_core.models.layers import Placement
 from penstock.engine_core.models.memory_estimate import weight_bytes
 from penstock.engine_core.models.mlp import SparseMlp
 from penstock.engine_core.models.quantization.weight_format import WeightFormat
@@ -86,9 +86,8 @@ FORMATS = {
 def loaded(folder: Path, wanted: str = "none", *, apart: bool = False, group: Group | None = None) -> Decoder:
     """apart: as where adapters may add to the products of the shared expert."""
     spec, device = read_spec(folder, wanted), torch.device("cpu")
-    model = build(spec, torch.float32, device, 64, group=group or Group(), adapters=apart)
+    model = build(spec, torch.float32, device, spec.max_position, group=group or Group(), adapters=apart)
     load(model, folder)
-    pack(model.destinations())
     return model
 
 
@@ -113,11 +112,14 @@ def check_joined(joined: Decoder, apart: Decoder) -> None:
 @pytest.mark.parametrize("kind", SHARED)
 def test_a_shared_expert_of_their_format_is_one_of_them(tmp_path: Path, name: str, kind: str) -> None:
     quantized, dense = write_pair(tmp_path, SHARED[kind], FORMATS[name])
-    model = loaded(quantized)
-    check_joined(model, loaded(quantized, apart=True))
+    model, apart = loaded(quantized), loaded(quantized, apart=True)
+    check_joined(model, apart)
     assert tensor_shapes(model.spec) == {name: place.shape for name, place in model.destinations().items()}
+    (tokens, logits), (apart_tokens, apart_logits) = spoken(model), spoken(apart)  # packed by now
     assert model.weight_bytes == pytest.approx(weight_bytes(model.spec, 4, dequantized=True), rel=0.01)
-    (tokens, logits), (expected_tokens, expected) = spoken(quantized), spoken(dense)
+    check_near(logits, apart_logits)
+    assert tokens == apart_tokens
+    expected_tokens, expected = spoken(dense)
     if not name.startswith(("fp8", "int8")):  # weights alone are quantized
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
         assert tokens == expected_tokens

@@ -38,9 +38,10 @@ EXPERTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def spoken(folder: Path) -> tuple[list[list[int]], torch.Tensor]:
+def spoken(model: Path | Decoder) -> tuple[list[list[int]], torch.Tensor]:
+    """Tokens and logits of a model, or of a folder's."""
     with torch.inference_mode():
-        run = PagedRun(ours(folder), random_prompts(2))
+        run = PagedRun(ours(model) if isinstance(model, Path) else model, random_prompts(2))
         run.prefill()
         logits = torch.stack([torch.cat(sequence.logits) for sequence in run.sequences])
         return run.greedy(16), logits
