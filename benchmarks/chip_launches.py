@@ -352,7 +352,8 @@ def experts(model: Model, x: Tensor) -> None:
         routes = route(logits, kind, logits[:, 0] if kind.shared else None)
     gate_up = memory(model.experts, 2 * model.width, model.hidden)
     down = memory(model.experts, model.hidden, model.width)
-    expert_mlp(x, routes, gate_up, down)
+    for invariant in (False, True):  # pair by pair, and tiles
+        expert_mlp(x, routes, gate_up, down, invariant=invariant)
     if model.sinks:
         biases = ExpertBiases(memory(model.experts, 2 * model.width), memory(model.experts, model.hidden))
         expert_mlp(x, routes, gate_up, down, biases=biases, activation=Activation("silu", 1.702, 7.0, 1.0))
@@ -368,7 +369,8 @@ def quantized_experts(
         x, routes = memory(tokens, inputs), route(memory(tokens, held), Routing(4, normalised=True))
         for kind in kinds if chip.float8 else ("fp8_weights", "int8"):
             scaled = [scaled_weight(kind, shape, x.device) for shape in shapes]
-            expert_mlp(x, routes, scaled[0], scaled[1])
+            for invariant in (False, True):
+                expert_mlp(x, routes, scaled[0], scaled[1], invariant=invariant)
             for way in candidates(Product(width, inputs, torch.bfloat16, experts=held, weight=kind), tokens, chip):
                 assert isinstance(way, ExpertTiling)
                 multiply_sorted(x, routes, scaled[0], scaled[1], 0, way)

@@ -41,19 +41,21 @@ Weight = Tensor | QuantizedWeight | PlaneWeight
 def expert_mlp(
     x: Tensor, routes: Routes, gate_up: Weight, down: Weight, *, first: int = 0,
     biases: ExpertBiases = NO_BIASES, activation: Activation = SILU, gated: bool = True,
-    adapters: ExpertAdapters | None = None,
+    adapters: ExpertAdapters | None = None, invariant: bool = False,
 ) -> Tensor:  # fmt: skip
     """The sum over a token's experts of share * down(activation(gate(x)) * up(x)): `[tokens, hidden]`, as x.
 
     gate_up is `[held, 2 * width, hidden]`, gate first, and down `[held, hidden, width]`, of experts `first` and after.
     Not `gated` it is `[held, width, hidden]`, and the sum of share * down(activation(up(x))).
-    Sums are fp32, the result has x's type. On a GPU a token's is to the last bit the same whatever others there are.
-    adapters: what they add to the products of gate_up and down.
+    Sums are fp32, the result has x's type. `invariant` asks that a token's be to the last bit the same whatever others
+    there are, on a GPU. adapters: what they add to the products of gate_up and down.
     """
     if chip_of(x.device).runs_triton:
         from penstock.kernels.experts_triton import multiply_experts
 
-        return multiply_experts(x, routes, gate_up, down, first, biases, activation, gated=gated, adapters=adapters)
+        return multiply_experts(
+            x, routes, gate_up, down, first, biases, activation, gated=gated, adapters=adapters, invariant=invariant
+        )
     total = torch.zeros(x.shape, dtype=torch.float32)
     pairs = routes.experts.flatten() - first
     order = pairs.argsort(stable=True)  # pairs of a token and an expert, expert by expert

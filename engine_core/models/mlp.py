@@ -66,6 +66,7 @@ class SparseMlp:
     def __init__(self, spec: ExpertSpec, hidden: int, placement: Placement) -> None:
         self.spec = spec
         self.hidden = hidden
+        self.invariant = placement.invariant
         self.activation = Activation(spec.gate.kind, spec.gate.slope, spec.gate.limit, spec.gate.shift)
         self.joined = spec.joins and not (placement.expert_parallel or placement.adapters)
         router: tuple[Part, ...] = (whole("gate", spec.count),)
@@ -128,6 +129,7 @@ class SparseMlp:
         return expert_mlp(
             x, routes, gate_up, down, first=self.first, biases=self.biases, activation=self.activation,
             gated=self.spec.gated, adapters=None if self.adapted is None else self.adapted.active,
+            invariant=self.invariant,
         )  # fmt: skip
 
     def destinations(self) -> Destinations:
