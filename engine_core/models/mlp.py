@@ -60,15 +60,15 @@ class SparseMlp:
     go.
 
     Every rank routes all tokens. It holds whole experts with `expert_parallel`, else its share of the width of each;
-    either way its result is a partial sum. Where it can, the MLP to which all go is one more expert behind the others,
-    and its gate one more output of the router: six products and passes less."""
+    either way its result is a partial sum. Where it can, and no adapter adds to its products, the MLP to which all go
+    is one more expert behind the others, and its gate one more output of the router: six products and passes less."""
 
     def __init__(self, spec: ExpertSpec, hidden: int, placement: Placement) -> None:
         self.spec = spec
         self.hidden = hidden
         self.invariant = placement.invariant
         self.activation = Activation(spec.gate.kind, spec.gate.slope, spec.gate.limit, spec.gate.shift)
-        self.joined = joins(spec, self.activation, placement)
+        self.joined = spec.joins and not (placement.expert_parallel or placement.adapters)
         router: tuple[Part, ...] = (whole("gate", spec.count),)
         gate = f"{spec.shared_name}_gate"
         if self.joined and spec.shared_gate:
@@ -89,7 +89,9 @@ class SparseMlp:
         self.quantized: QuantizedExperts | None = None
         if spec.formats:
             share = ExpertShare(self.first, self.held, self.start, self.width)
-            self.quantized = QuantizedExperts(spec, hidden, share, placement.device, placement.dtype)
+            self.quantized = QuantizedExperts(
+                spec, hidden, share, placement.device, placement.dtype, joined=self.joined
+            )
         held = 0 if spec.formats else self.held + self.joined
         inner = len(spec.parts) * self.width
         self.gate_up = placement.matrices(held, inner, hidden)
@@ -193,17 +195,6 @@ class SparseMlp:
         if self.spec.transposed:
             held, axis, shape = held.transpose(1, 2), 3 - axis, (self.spec.count, inputs, outputs)
         return Destination(held, shape, axis, first=self.first, fan_in=inputs, runs=runs)
-
-
-def joins(spec: ExpertSpec, activation: Activation, placement: Placement) -> bool:
-    """Whether the MLP to which all tokens go can be one of the experts: it is like them, on this rank, too, and no
-    adapter adds to its products."""
-    own = spec.shared
-    if own is None or placement.expert_parallel or placement.adapters or spec.routing.scales_inputs:
-        return False
-    alike = own.width == spec.width and spec.gated and Activation(own.activation, own.slope) == activation
-    plain = own.gated and not (own.bias or own.down_bias or own.fused or own.formats)
-    return alike and plain and not (spec.bias or spec.formats or (spec.router_bias and spec.shared_gate))
 
 
 class SeparateMlps:
