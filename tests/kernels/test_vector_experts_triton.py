@@ -15,7 +15,14 @@ from penstock.kernels.experts_triton import multiply_experts
 from penstock.kernels.linear_tilings import VectorTiling
 from penstock.kernels.quantized import Float8Weight, QuantizedWeight
 from penstock.kernels.records import NO_BIASES, Activation, ExpertBiases, Routes, Routing
-from penstock.kernels.vector_experts_triton import MOST_SCALED, MOST_TOKENS, SHORT, Weight, multiply_pair_by_pair, takes_pairs
+from penstock.kernels.vector_experts_triton import (
+    MOST_SCALED,
+    MOST_TOKENS,
+    SHORT,
+    Weight,
+    multiply_pair_by_pair,
+    takes_pairs,
+)
 from tests.kernels.quantized_experts import quantized
 from tests.kernels.test_activation import CLAMPED
 from tests.kernels.test_experts import biases_of, weights
