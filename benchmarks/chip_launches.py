@@ -349,7 +349,7 @@ def experts(model: Model, x: Tensor, *, invariant: bool) -> None:
     routing = Routing(model.chosen, normalised=True, sigmoid=bias is not None, bias=bias)
     logits = memory(len(x), model.experts)
     for kind in (routing._replace(groups=8, top_groups=4, group_best=2), routing._replace(shared=True), routing):
-        routes = route(logits, kind, logits[:, 0] if kind.shared else None)
+        routes = route(logits, kind, logits[:, 0] if kind.shared else None, memory(1, kind=torch.int32))
     gate_up = memory(model.experts, 2 * model.width, model.hidden)
     down = memory(model.experts, model.hidden, model.width)
     expert_mlp(x, routes, gate_up, down, invariant=invariant)
