@@ -106,19 +106,16 @@ def plane_expert_kernel(
     x_lines = x + pair // CHOSEN * x_stride
     value_lines = values + (line.to(tl.int64) * (blocks * RUN))[:, None] + tl.arange(0, RUN)[None, :]
     sums = tl.zeros([LINES, ROWS], tl.float32)
-    numbers = tl.load(value_lines)
-    words = tl.load(scales + line)
-    zero_words = tl.load(zeros + line) if ZEROS else words
-    for block in range(blocks):  # whose weights the turn before has loaded
-        following = tl.minimum(block + 1, blocks - 1)
-        next_numbers = tl.load(value_lines + following * RUN)
-        next_words = tl.load(scales + following * lines + line)
-        next_zeros = tl.load(zeros + following * lines + line) if ZEROS else next_words
+    for block in range(blocks):
+        words = tl.load(scales + block * lines + line)
+        zero_words = words
+        if ZEROS:
+            zero_words = tl.load(zeros + block * lines + line)
+        numbers = tl.load(value_lines + block * RUN)
         sums = add_groups(
             sums, numbers, words, zero_words, x_lines, block, inputs,
             RUN, PLANES, SCALES, NUMBERS, SCALE, ZEROS, EVEN, SCALED, COMPILED,
         )  # fmt: skip
-        numbers, words, zero_words = next_numbers, next_words, next_zeros
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     if FACTORS:
