@@ -219,12 +219,15 @@ def join_experts(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
 
 
 def take_outputs(weight: QuantizedWeight, rows: Tensor) -> QuantizedWeight:
-    """The weight with these of its outputs, int64 [rows], in their order; their blocks of scales become single rows'
-    where the order does not keep them together."""
+    """The weight with these of its outputs, int64 [rows], in their order. Its blocks of scales become single rows'
+    where one in the new order would have outputs of several."""
     if isinstance(weight, Float8Weight) and weight.block is not None:
-        height = weight.block[0]
-        if rows.numel() == weight.shape[-2] and torch.equal(rows // height, torch.arange(len(rows)).to(rows) // height):
-            return replace(weight, values=chosen(weight.values, -2, rows))
+        height, blocks = weight.block[0], rows // weight.block[0]
+        firsts = blocks[::height]
+        whole = len(rows) % height == 0 or len(rows) == weight.shape[-2]
+        if whole and torch.equal(blocks, firsts.repeat_interleave(height)[: len(rows)]):
+            scales = weight.scales.index_select(-2, firsts)
+            return replace(weight, values=chosen(weight.values, -2, rows), scales=scales)
         weight = by_rows(weight)
     found: dict[str, Any] = {
         name: chosen(getattr(weight, name), axis, rows) for name, axis in outputs_axes(weight).items()
