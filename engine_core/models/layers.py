@@ -31,6 +31,7 @@ from penstock.kernels.quantized import (
     QuantizedWeight,
     RowFormat,
     Rows,
+    as_low,
     can_stack,
     pad_outputs,
     stack_outputs,
@@ -411,6 +412,8 @@ class Linear(Owner):
                 continue
             weight, matrix.found = source.arranged(matrix.found), None
             last = found[-1] if found else None
+            if isinstance(last, list):
+                weight = as_low(weight, last[-1])
             if isinstance(last, list) and can_stack(last[-1], weight):
                 last.append(weight)
             else:
