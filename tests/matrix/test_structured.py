@@ -45,7 +45,9 @@ def asks() -> list[Ask]:
 
 
 def answers(cell: Cell) -> tuple[dict[tuple[int, int], Answer], Engine]:
-    engine = Engine(draft_folder(), tokens(), cell)  # which takes a quarter of the time, and what it says is random, too
+    engine = Engine(
+        draft_folder(), tokens(), cell
+    )  # which takes a quarter of the time, and what it says is random, too
     return engine.answer(asks()), engine
 
 
