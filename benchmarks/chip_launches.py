@@ -261,7 +261,7 @@ def products(model: Model) -> None:
             linear(inner, memory(model.hidden, model.heads * model.dim), invariant=invariant)
             linear(x, memory(model.vocabulary, model.hidden), invariant=invariant)
             if model.experts:
-                experts(model, x)
+                experts(model, x, invariant=invariant)
             else:
                 gated_linear(x, memory(2 * model.width, model.hidden), invariant=invariant)
                 linear(memory(rows, model.width), memory(model.hidden, model.width), invariant=invariant)
@@ -344,15 +344,15 @@ def normed_values(heads: int, kv_heads: int, dim: int) -> None:
     rotate_and_store(q, q[:, :0], q[:, :0], rotation, pages, pages, slots, own._replace(values=False))
 
 
-def experts(model: Model, x: Tensor) -> None:
+def experts(model: Model, x: Tensor, *, invariant: bool) -> None:
     bias = memory(model.experts, kind=torch.float32) if model.sinks else None
     routing = Routing(model.chosen, normalised=True, sigmoid=bias is not None, bias=bias)
     logits = memory(len(x), model.experts)
     for kind in (routing._replace(groups=8, top_groups=4, group_best=2), routing._replace(shared=True), routing):
-        routes = route(logits, kind, logits[:, 0] if kind.shared else None)
+        routes = route(logits, kind, logits[:, 0] if kind.shared else None, memory(1, kind=torch.int32))
     gate_up = memory(model.experts, 2 * model.width, model.hidden)
     down = memory(model.experts, model.hidden, model.width)
-    expert_mlp(x, routes, gate_up, down)
+    expert_mlp(x, routes, gate_up, down, invariant=invariant)
     if model.sinks:
         biases = ExpertBiases(memory(model.experts, 2 * model.width), memory(model.experts, model.hidden))
         expert_mlp(x, routes, gate_up, down, biases=biases, activation=Activation("silu", 1.702, 7.0, 1.0))
@@ -368,16 +368,15 @@ def quantized_experts(
         x, routes = memory(tokens, inputs), route(memory(tokens, held), Routing(4, normalised=True))
         for kind in kinds if chip.float8 else ("fp8_weights", "int8"):
             scaled = [scaled_weight(kind, shape, x.device) for shape in shapes]
-            expert_mlp(x, routes, scaled[0], scaled[1])
+            for invariant in (False, True):
+                expert_mlp(x, routes, scaled[0], scaled[1], invariant=invariant)
             for way in candidates(Product(width, inputs, torch.bfloat16, experts=held, weight=kind), tokens, chip):
                 assert isinstance(way, ExpertTiling)
                 multiply_sorted(x, routes, scaled[0], scaled[1], 0, way)
         for name in groups:
             form = form_named(name)
-            planes = []
-            for _, outputs, own in shapes:
-                values = memory(held * outputs, form.blocks(own) * form.run)
-                planes.append(timed_weight(form, len(values), own, values))
+            planes = [timed_weight(form, held * outputs, own, memory(held * outputs, form.blocks(own) * form.run))
+                      for _, outputs, own in shapes]  # fmt: skip
             expert_mlp(x, routes, planes[0], planes[1])
 
 

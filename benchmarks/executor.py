@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 import torch
 
+from benchmarks import report
 from benchmarks.shapes import SHAPES
 from penstock.engine_core import loading
 from penstock.engine_core.execution.cuda_graphs import absorbed_pairs, graph_sizes
@@ -304,6 +305,8 @@ def main() -> None:
     parser.add_argument("--way", default="greedy", choices=list(WAYS))
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--kernels", type=int, default=0, help="print so many kernels of each batch by their time")
+    parser.add_argument("--output", type=Path, help="file for the figures")
+    parser.add_argument("--commit", default="", help="of this tree, where git cannot tell: in a copy")
     options = parser.parse_args()
     began = time.perf_counter()
     runner = build(
@@ -315,16 +318,21 @@ def main() -> None:
     print("batch context prompt  step_ms  busy_ms launch_us collect_us   idle")
     batches = options.batch or [1, 8, 64, 256]
     contexts, prompts = for_each(options.context or [512], batches), for_each(options.prompt or [0], batches)
+    figures = []
     for batch, context, prompt in zip(batches, contexts, prompts, strict=True):
         load = Load(
             batch, context, options.steps, WAYS[options.way], options.shared // BLOCK, prompt, options.depth
         )  # fmt: skip
         figure = measure(runner, load)
         middle = steady(traced(runner, replace(load, steps=TRACED)), TRACED - WARM)
-        print(line(msgspec.structs.replace(figure, idle=idle_share([event[1:] for event in middle]))))
+        figures.append(msgspec.structs.replace(figure, idle=idle_share([event[1:] for event in middle])))
+        print(line(figures[-1]))
         for name, calls, taken, cost in by_kernel(middle)[: options.kernels]:
             share = cost / sum(event[3] for event in by_kernel(middle))
             print(f"      {share:6.1%} {calls:6d} x {cost / calls:7.2f} us ({taken / calls:7.2f})  {name[:90]}")
+    if options.output is not None:
+        report.write(options.output, "executor", {"shape": options.shape, "figures": figures},
+                     known_commit=options.commit)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -387,6 +387,7 @@ SHAPES: Mapping[str, Shape] = {
         QWEN_MOE,
         MIXTRAL,
         *QUANTIZED,
+        quantized(QWEN_MIXED, "qwen3.6-35b-a3b-fp8", "Qwen3.6-35B-A3B in FP8, blocks of 128", FP8_BLOCKS),
         GPT_OSS,
         PLAIN_GPT_OSS,
         GEMMA,

@@ -41,19 +41,21 @@ Weight = Tensor | QuantizedWeight | PlaneWeight
 def expert_mlp(
     x: Tensor, routes: Routes, gate_up: Weight, down: Weight, *, first: int = 0,
     biases: ExpertBiases = NO_BIASES, activation: Activation = SILU, gated: bool = True,
-    adapters: ExpertAdapters | None = None,
+    adapters: ExpertAdapters | None = None, invariant: bool = False,
 ) -> Tensor:  # fmt: skip
     """The sum over a token's experts of share * down(activation(gate(x)) * up(x)): `[tokens, hidden]`, as x.
 
     gate_up is `[held, 2 * width, hidden]`, gate first, and down `[held, hidden, width]`, of experts `first` and after.
     Not `gated` it is `[held, width, hidden]`, and the sum of share * down(activation(up(x))).
-    Sums are fp32, the result has x's type. On a GPU a token's is to the last bit the same whatever others there are.
-    adapters: what they add to the products of gate_up and down.
+    Sums are fp32, the result has x's type. `invariant` asks that a token's be to the last bit the same whatever others
+    there are, on a GPU. adapters: what they add to the products of gate_up and down.
     """
     if chip_of(x.device).runs_triton:
         from penstock.kernels.experts_triton import multiply_experts
 
-        return multiply_experts(x, routes, gate_up, down, first, biases, activation, gated=gated, adapters=adapters)
+        return multiply_experts(
+            x, routes, gate_up, down, first, biases, activation, gated=gated, adapters=adapters, invariant=invariant
+        )
     total = torch.zeros(x.shape, dtype=torch.float32)
     pairs = routes.experts.flatten() - first
     order = pairs.argsort(stable=True)  # pairs of a token and an expert, expert by expert
@@ -111,17 +113,20 @@ def add_low_rank(out: Tensor, x: Tensor, places: Tensor, weight: LowRankExperts,
         out.index_add_(0, own, torch.cat([part @ wide.T for part, wide in zip(shrunk, b, strict=True)], 1))
 
 
-def route(logits: Tensor, routing: Routing, gates: Tensor | None = None) -> Routes:
+def route(
+    logits: Tensor, routing: Routing, gates: Tensor | None = None, real: Tensor | None = None
+) -> Routes:  # fmt: skip
     """The experts of highest score of `logits  # [tokens, experts]`, of equals the first; computed in fp32. Where
     experts are in groups (DeepSeek-V2, 2024) they are those of the token's best groups.
 
     Shares are scores without the bias, perhaps normalised. A row with NaN has some experts and shares of NaN. The share
     of a shared expert is 1, or the sigmoid of its one of `gates  # [tokens]`, which lie as far apart as the logits do.
+    real: int32 [1], tokens behind which all others are padding, and go to expert -1, which nobody has.
     """
     if chip_of(logits.device).runs_triton:
         from penstock.kernels.routing_triton import route_rows
 
-        return route_rows(logits, routing, gates)
+        return route_rows(logits, routing, gates, real)
     scores = logits.float().sigmoid() if routing.sigmoid else torch.softmax(logits, dim=-1, dtype=torch.float32)
     ranked = scores if routing.bias is None else scores + routing.bias
     if routing.groups > 1:
@@ -134,7 +139,10 @@ def route(logits: Tensor, routing: Routing, gates: Tensor | None = None) -> Rout
     if routing.shared:
         own = torch.ones_like(shares[:, :1]) if gates is None else gates[:, None].float().sigmoid()
         experts, shares = torch.cat((experts, torch.full_like(experts[:, :1], count)), 1), torch.cat((shares, own), 1)
-    return Routes(experts.int(), shares, count)
+    experts = experts.int()
+    if real is not None:
+        experts[int(real) :] = -1
+    return Routes(experts, shares, count)
 
 
 def limited(ranked: Tensor, routing: Routing) -> Tensor:

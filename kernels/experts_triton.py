@@ -2,8 +2,8 @@
 
 Pairs of a token and an expert are sorted by expert (`kernels.routing_triton`) and go through the matrix units in tiles,
 none over two experts. The host does not know how many tiles there are, so as many programs are launched as there may
-be, and those without a tile return at once; consecutive programs have the same rows. Few pairs take this path, too:
-eight pairs of Mixtral's shape took twice as long one by one on the plain arithmetic units.
+be, and those without a tile return at once; consecutive programs have the same rows. One token, and few of short
+experts, are `kernels.vector_experts_triton`'s.
 
 Each pair's result is a row of its own, and a token's rows are added up in the order of its experts, in fp32: no sum
 depends on the order of programs or on other tokens. A row is rounded to the same values in any batch.
@@ -32,6 +32,7 @@ from penstock.kernels.quantized_experts_triton import multiply_in_order, multipl
 from penstock.kernels.quantized_linear import kind_of
 from penstock.kernels.records import NO_BIASES, Activation, ExpertAdapters, ExpertBiases, Routes
 from penstock.kernels.routing_triton import Schedule, load_tile_pairs, sort_pairs
+from penstock.kernels.vector_experts_triton import multiply_pair_by_pair, takes_pairs
 
 Weight = Tensor | QuantizedWeight | PlaneWeight
 COLUMNS = 1024  # of a token's sum in one program
@@ -39,9 +40,11 @@ COLUMNS = 1024  # of a token's sum in one program
 
 def multiply_experts(
     x: Tensor, routes: Routes, gate_up: Weight, down: Weight, first: int, biases: ExpertBiases, activation: Activation,
-    *, gated: bool = True, adapters: ExpertAdapters | None = None,
+    *, gated: bool = True, adapters: ExpertAdapters | None = None, invariant: bool = False,
 ) -> Tensor:  # fmt: skip
     """`kernels.experts.expert_mlp` on a GPU."""
+    if adapters is None and not invariant and takes_pairs(gate_up, len(x)) and takes_pairs(down, len(x)):
+        return multiply_pair_by_pair(x, routes, gate_up, down, first, biases, activation, gated=gated)
     hidden, width = x.shape[1], down.shape[-1]
     kind = down.form.name if isinstance(down, PlaneWeight) else "" if isinstance(down, Tensor) else kind_of(down)
     plan = plans_of(x.device).find((width, hidden, x.dtype, False, routes.total, kind, False))

@@ -209,13 +209,25 @@ def stack_experts(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     return replace(first, **joined)
 
 
+def join_experts(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """One weight with the experts of several of one layout, one behind the other."""
+    first = weights[0]
+    joined: dict[str, Any] = {
+        name: torch.cat([getattr(weight, name) for weight in weights]) for name in outputs_axes(first)
+    }
+    return replace(first, **joined) if len(weights) > 1 else first
+
+
 def take_outputs(weight: QuantizedWeight, rows: Tensor) -> QuantizedWeight:
-    """The weight with these of its outputs, int64 [rows], in their order; their blocks of scales become single rows'
-    where the order does not keep them together."""
+    """The weight with these of its outputs, int64 [rows], in their order. Its blocks of scales become single rows'
+    where one in the new order would have outputs of several."""
     if isinstance(weight, Float8Weight) and weight.block is not None:
-        height = weight.block[0]
-        if rows.numel() == weight.shape[-2] and torch.equal(rows // height, torch.arange(len(rows)).to(rows) // height):
-            return replace(weight, values=chosen(weight.values, -2, rows))
+        height, blocks = weight.block[0], rows // weight.block[0]
+        firsts = blocks[::height]
+        whole = len(rows) % height == 0 or len(rows) == weight.shape[-2]
+        if whole and torch.equal(blocks, firsts.repeat_interleave(height)[: len(rows)]):
+            scales = weight.scales.index_select(-2, firsts)
+            return replace(weight, values=chosen(weight.values, -2, rows), scales=scales)
         weight = by_rows(weight)
     found: dict[str, Any] = {
         name: chosen(getattr(weight, name), axis, rows) for name, axis in outputs_axes(weight).items()
@@ -231,6 +243,12 @@ def by_rows(weight: Float8Weight) -> Float8Weight:
     return replace(weight, scales=scales.contiguous(), block=(1, columns))
 
 
+def ending(weight: QuantizedWeight, outputs: int) -> QuantizedWeight:
+    """The same with no block that is of the first so many outputs and of those behind them."""
+    cut = isinstance(weight, Float8Weight) and weight.block is not None and outputs % weight.block[0] > 0
+    return by_rows(weight) if cut and isinstance(weight, Float8Weight) else weight
+
+
 def alike(first: QuantizedWeight, second: QuantizedWeight) -> tuple[QuantizedWeight, QuantizedWeight]:
     """Two weights of one format, such that they can be stacked: with one given scale of x, the larger, and with blocks
     that end where the first does."""
@@ -238,10 +256,7 @@ def alike(first: QuantizedWeight, second: QuantizedWeight) -> tuple[QuantizedWei
     if given:
         larger: dict[str, Any] = {"input_scale": torch.stack(given).amax(0)}
         first, second = replace(first, **larger), replace(second, **larger)
-    cut = isinstance(first, Float8Weight) and first.block is not None and first.shape[-2] % first.block[0] > 0
-    if cut and isinstance(first, Float8Weight) and isinstance(second, Float8Weight):
-        return by_rows(first), by_rows(second)
-    return first, second
+    return ending(first, first.shape[-2]), ending(second, first.shape[-2])
 
 
 def chosen(tensor: Tensor, axis: int, rows: Tensor) -> Tensor:

@@ -31,7 +31,9 @@ class Schedule(NamedTuple):
     total: Tensor  # int32 [1], tiles
 
 
-def route_rows(logits: Tensor, routing: Routing, gates: Tensor | None = None) -> Routes:
+def route_rows(
+    logits: Tensor, routing: Routing, gates: Tensor | None = None, real: Tensor | None = None
+) -> Routes:  # fmt: skip
     """`kernels.experts.route` by the kernel."""
     rows, count = logits.shape
     assert logits.stride(1) == 1
@@ -46,7 +48,7 @@ def route_rows(logits: Tensor, routing: Routing, gates: Tensor | None = None) ->
         GROUP_BEST=routing.group_best, WIDE=triton.next_power_of_2(count // routing.groups),
         HIGH=triton.next_power_of_2(routing.groups), CHOSEN=routing.chosen,
         SLOTS=triton.next_power_of_2(wide), NORMALISED=routing.normalised, SIGMOID=routing.sigmoid,
-        BIASED=routing.bias is not None, SCALE=routing.scale, SHARED=routing.shared, PDL=pdl, gates=gates,
+        BIASED=routing.bias is not None, SCALE=routing.scale, SHARED=routing.shared, PDL=pdl, gates=gates, real=real,
         num_warps=1 if count <= 256 else 4, launch_pdl=pdl,
     )  # fmt: skip
     return Routes(experts, shares, count)
@@ -95,7 +97,7 @@ def route_kernel(
     logits, bias, experts, shares, stride,
     SIZE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, GROUP_BEST: tl.constexpr, WIDE: tl.constexpr,
     HIGH: tl.constexpr, CHOSEN: tl.constexpr, SLOTS: tl.constexpr, NORMALISED: tl.constexpr, SIGMOID: tl.constexpr,
-    BIASED: tl.constexpr, SCALE: tl.constexpr, SHARED: tl.constexpr, PDL: tl.constexpr, gates=None,
+    BIASED: tl.constexpr, SCALE: tl.constexpr, SHARED: tl.constexpr, PDL: tl.constexpr, gates=None, real=None,
 ):  # fmt: skip
     """One row, whose lanes are those of HIGH groups of WIDE experts. NaN makes all shares NaN, and is chosen like the
     least likely."""
@@ -139,6 +141,8 @@ def route_kernel(
             own = tl.sigmoid(own * tl.load(gates + row * stride).to(tl.float32))
         chosen = tl.where(slot == CHOSEN, own, chosen)
         found = tl.where(slot == CHOSEN, GROUPS * SIZE, found)
+    if real is not None:
+        found = tl.where(row < tl.load(real), found, -1)
     last = slot < CHOSEN + SHARED
     tl.store(experts + row * (CHOSEN + SHARED) + slot, found, mask=last)
     tl.store(shares + row * (CHOSEN + SHARED) + slot, chosen, mask=last)

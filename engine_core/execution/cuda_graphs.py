@@ -40,6 +40,7 @@ from penstock.protocol.steps import NO_STATE
 
 Output = TypeVar("Output")
 SMALL = (1, 2, 4, 8)  # decoding rows; larger sizes waste at most a third
+FEWEST = 8  # tokens of a graph for steps with chunks or drafts: one row's drafts
 PREWARMED_SIZES = frozenset((1, 2, 8, 16, 32, 64, 128, 512))  # each may take kernels of its own
 DRAFT_SHARE = 4  # with all slots running, one row in four may have a draft within the graphs
 DRAFTED_MOST = 512  # entries of a sampling graph where every row may have drafts: each takes a row of logits
@@ -350,7 +351,7 @@ def decode_sizes(most: int) -> tuple[int, ...]:
 
 def mixed_sizes(most: int) -> tuple[int, ...]:
     """Tokens of graphs for steps with chunks or drafts, ascending, up to `most`: none when that is 0."""
-    sizes, size = [], 16
+    sizes, size = [FEWEST] if most >= FEWEST else [], 16
     while size <= most:
         sizes.append(size)
         size += max(16, 1 << (size.bit_length() - 3))

@@ -87,7 +87,7 @@ class Block:
             delta = self.mix(x, rotation, batch, pages, state)
             if self.spec.parallel:
                 assert isinstance(self.mlp, Mlp | SparseMlp), "beside attention"
-                return delta.add_(self.mlp.forward(x)), residual
+                return delta.add_(self.feed(x, batch)), residual
             norm = self.attention_output_norm
             if norm is not None:
                 delta = norm.forward(self.group.all_reduce(delta))
@@ -99,9 +99,9 @@ class Block:
         x, residual = self.join(self.mlp_norm, delta, residual, self.mlp.reader, partial=partial, scale=scale)
         norm = self.mlp_output_norm
         if isinstance(self.mlp, SeparateMlps):
-            delta = self.mlp.forward(x, residual)
+            delta = self.mlp.forward(x, residual, batch.query_start[-1:])
         else:
-            delta = self.mlp.forward(x)
+            delta = self.feed(x, batch)
             delta = delta if norm is None else self.group.all_reduce(delta)
         delta = delta if norm is None else norm.forward(delta)
         if self.scalar is None:
@@ -111,6 +111,11 @@ class Block:
             assert given is not None, "of every layer"
             stream = self.input.forward(stream, given)
         return stream.mul_(self.scalar), None
+
+    def feed(self, x: Rows, batch: AttentionBatch) -> Tensor:
+        """What the MLP makes of the tokens. Experts take none of those that pad a CUDA graph's step."""
+        assert isinstance(self.mlp, Mlp | SparseMlp)
+        return self.mlp.forward(x, batch.query_start[-1:]) if isinstance(self.mlp, SparseMlp) else self.mlp.forward(x)
 
     def mix(
         self, x: Rows, rotation: Rotation | None, batch: AttentionBatch, pages: Pages, state: LayerState | None

@@ -51,7 +51,7 @@ class GatedDeltaNet(Recurrence[GatedDeltaSpec]):
         share = self.share
         assert state.cache is not None, "it has one"
         sizes = [share.channels, share.values, share.value_heads, share.value_heads]
-        mixed, z, b, a = torch.split(self.inputs.forward(x), sizes, -1)
+        mixed, z, b, a = self.inputs.split(x, sizes)
         mixed = short_convolution(mixed, self.filters, None, state.ring, batch, unit=self.unit, tails=state.tails)
         q, k, v = torch.split(mixed, [share.keys, share.keys, share.values], -1)
         q, k = (part.view(len(part), share.key_heads, share.key_dim) for part in (q, k))

@@ -118,7 +118,7 @@ class LatentAttention:
         """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum."""
         latent = self.spec.latent
         assert latent is not None
-        q, own, key = torch.split(self.inputs.forward(x), self.widths, dim=1)
+        q, own, key = self.inputs.split(x, self.widths)
         if self.queries is not None and self.query_norm is not None:
             q = self.queries.forward(self.query_norm.forward(q))
         q = q.view(len(q), self.heads, latent.query_dim)

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from penstock.engine_core.models.pooler import ClassifierSpec
-from penstock.engine_core.models.quantization.weight_format import Formats
+from penstock.engine_core.models.quantization.weight_format import Formats, format_of
 from penstock.engine_core.models.recurrence_spec import RecurrenceSpec
 
 EXPANSION = "kv_b_proj"  # of latents to keys and values; it is held dense, since its halves are multiplied apart
@@ -263,6 +263,22 @@ class ExpertSpec(msgspec.Struct, frozen=True, kw_only=True):
     def parts(self) -> tuple[str, ...]:
         """Of an expert's first product, whose matrices are one behind the other."""
         return ("gate_proj", "up_proj") if self.gated else ("up_proj",)
+
+    @property
+    def joins(self) -> bool:
+        """Whether the MLP for every token can be one of the experts: it is like them, in memory, too. A given scale of
+        what experts read would become one for both."""
+        own, routed = self.shared, dict(self.formats)
+        if own is None or self.apart or self.routing.scales_inputs:
+            return False
+        gate = GateSpec(kind=own.activation, slope=own.slope)
+        alike = own.width == self.width and own.gated and self.gated and gate == self.gate
+        plain = not (own.bias or own.down_bias or own.fused or self.bias or (self.router_bias and self.shared_gate))
+        first = routed.get("gate_up_proj")  # where experts are stacked
+        forms = {name: routed.get(name, first) for name in (*self.parts, "down_proj")}
+        same = all(format_of(own.formats, name) == form for name, form in forms.items())
+        given = any(form.activations == "static" for form in routed.values())
+        return alike and plain and same and not given
 
 
 class MtpNames(msgspec.Struct, frozen=True, kw_only=True):

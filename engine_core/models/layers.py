@@ -309,8 +309,10 @@ class Linear(Owner):
         self.matrices = {one.name: self.matrix(one, one.form, placement) for one in self.sources
                          if one.form is not None and one.rows.stop > one.rows.start}  # fmt: skip
         self.weight = placement.matrix(0 if self.matrices else outputs, self.share)
-        self.dense = {one.name: placement.matrix(sum(part.share for part in one.parts), self.share)
-                      for one in self.sources if one.name not in self.matrices} if self.matrices else {}  # fmt: skip
+        self.dense: dict[str, Tensor] = {}  # beside quantized ones
+        self.runs: dict[str, Tensor] = {}  # of neighbours among those, by the name of the first
+        for dense, found in groupby(self.sources if self.matrices else (), lambda one: one.name not in self.matrices):
+            self.dense |= self.run(tuple(found), placement) if dense else {}
         self.operands: tuple[Operand, ...] = () if self.matrices else (self.weight,)
         self.dense_at: frozenset[int] = frozenset()  # beside quantized ones, places of dense operands
         self.bias = placement.vector(outputs) if bias and not (split_inputs and placement.rank) else None
@@ -320,6 +322,12 @@ class Linear(Owner):
         if any(part.held < part.share for part in parts):
             for weight in (self.weight, *self.dense.values()):
                 weight.zero_()  # padding is read, too
+
+    def run(self, sources: Sequence[Source], placement: Placement) -> dict[str, Tensor]:
+        """Memory of neighbours that are not quantized, one behind the other: they are one product."""
+        sizes = [sum(part.share for part in one.parts) for one in sources]
+        whole = self.runs[sources[0].name] = placement.matrix(sum(sizes), self.share)
+        return dict(zip((one.name for one in sources), torch.split(whole, sizes), strict=True))
 
     def tensors(self, fused: str, formats: Formats, backwards: bool) -> Iterator[Source]:
         """The checkpoint's, by output."""
@@ -358,13 +366,30 @@ class Linear(Owner):
         if len(self.operands) == 1:
             return linear(x, self.operands[0], self.bias, invariant=self.invariant, addition=addition)
         shrunk = None if addition is None else shrink(*addition)
-        sizes = [operand.shape[0] for operand in self.operands]
-        biases: Sequence[Tensor | None] = [None] * len(sizes) if self.bias is None else torch.split(self.bias, sizes)
-        out = torch.cat([linear(x, operand, bias, invariant=self.invariant)
-                         for operand, bias in zip(self.operands, biases, strict=True)], -1)  # fmt: skip
+        out = torch.cat(self.pieces(x), -1)
         if shrunk is not None:
             expand(out, shrunk)
         return out
+
+    def pieces(self, x: Rows) -> list[Tensor]:
+        """The products of the operands, each `[tokens, some of the outputs]`, without what adapters add."""
+        sizes = [operand.shape[0] for operand in self.operands]
+        biases: Sequence[Tensor | None] = [None] * len(sizes) if self.bias is None else torch.split(self.bias, sizes)
+        return [linear(x, operand, bias, invariant=self.invariant)
+                for operand, bias in zip(self.operands, biases, strict=True)]  # fmt: skip
+
+    def split(self, x: Rows, sizes: Sequence[int]) -> list[Tensor]:
+        """`forward`, cut into so many outputs each: what operands compute apart is not put together for that."""
+        ends = set(accumulate(sizes))
+        whole = ends.issuperset(accumulate(operand.shape[0] for operand in self.operands))
+        if not whole or self.adapted is not None:
+            return list(torch.split(self.forward(x), list(sizes), -1))
+        left, found = list(sizes), list[Tensor]()
+        for piece in self.pieces(x):
+            count = 1 + list(accumulate(left)).index(piece.shape[1])
+            found += torch.split(piece, left[:count], -1)
+            left = left[count:]
+        return found
 
     def forward_gated(self, x: Rows, rows: RowFormat | None = None) -> Rows:
         """silu(gate) * up of the two parts' outputs, gate first: `[tokens, inputs] -> [tokens, outputs / 2]`. It may
@@ -382,7 +407,7 @@ class Linear(Owner):
         for source in self.sources:
             matrix = self.matrices.get(source.name)
             if matrix is None or matrix.found is None:
-                found.append(self.dense[source.name])
+                found += [self.runs[source.name]] if source.name in self.runs else []
                 continue
             weight, matrix.found = source.arranged(matrix.found), None
             last = found[-1] if found else None
@@ -419,7 +444,7 @@ class Linear(Owner):
         return tuple(None if at in self.dense_at else operand for at, operand in enumerate(made))
 
     def remake(self, made: tuple[object, ...]) -> None:
-        dense = iter(self.dense.values())
+        dense = iter(self.runs.values())
         self.dense_at = frozenset(at for at, one in enumerate(made) if one is None)
         self.operands = tuple(next(dense) if one is None else cast("Operand", one) for one in made)
 

@@ -184,9 +184,9 @@ def weights(spec: ModelSpec) -> int:
 def weight_bytes(spec: ModelSpec, item_bytes: int, *, dequantized: bool = False) -> int:
     """Memory of them. item_bytes: of a number that is not quantized, or is `dequantized` on a CPU, as experts never
     are; in fp32 where rows are rounded, too."""
-    total = 0
+    total, kept = 0, (EXPERTS, *{f".{experts.shared_name}." for experts in spec.sparse if experts.joins})
     for name, weight in model_weights(spec):
-        if dequantized and weight.form is not None and not weight.dense and EXPERTS not in name:
+        if dequantized and weight.form is not None and not weight.dense and not any(one in name for one in kept):
             rounded = weight.form.activations != "none"
             total += math.prod(weight.shape) * (FLOAT if rounded else item_bytes)
         else:
@@ -255,10 +255,11 @@ def expanded_bytes(spec: ModelSpec, step: StepShape) -> int:
 def mlp_numbers(spec: ModelSpec, layer: LayerSpec) -> int:
     """That a token has in a layer's MLP: gate, up and their product, and of experts that product and the result of
     each."""
-    dense = 3 * layer.dense.width if layer.dense is not None else 0
+    joined = layer.experts is not None and layer.experts.joins
+    dense = 3 * layer.dense.width if layer.dense is not None and not joined else 0
     if layer.experts is None:
         return dense
-    return dense + layer.experts.routing.chosen * (layer.experts.width + spec.hidden)
+    return dense + (layer.experts.routing.chosen + joined) * (layer.experts.width + spec.hidden)
 
 
 def taken_bytes(spec: ModelSpec, step: StepShape) -> int:

@@ -60,14 +60,15 @@ class SparseMlp:
     go.
 
     Every rank routes all tokens. It holds whole experts with `expert_parallel`, else its share of the width of each;
-    either way its result is a partial sum. Where it can, the MLP to which all go is one more expert behind the others,
-    and its gate one more output of the router: six products and passes less."""
+    either way its result is a partial sum. Where it can, and no adapter adds to its products, the MLP to which all go
+    is one more expert behind the others, and its gate one more output of the router: six products and passes less."""
 
     def __init__(self, spec: ExpertSpec, hidden: int, placement: Placement) -> None:
         self.spec = spec
         self.hidden = hidden
+        self.invariant = placement.invariant
         self.activation = Activation(spec.gate.kind, spec.gate.slope, spec.gate.limit, spec.gate.shift)
-        self.joined = joins(spec, self.activation, placement)
+        self.joined = spec.joins and not (placement.expert_parallel or placement.adapters)
         router: tuple[Part, ...] = (whole("gate", spec.count),)
         gate = f"{spec.shared_name}_gate"
         if self.joined and spec.shared_gate:
@@ -88,7 +89,9 @@ class SparseMlp:
         self.quantized: QuantizedExperts | None = None
         if spec.formats:
             share = ExpertShare(self.first, self.held, self.start, self.width)
-            self.quantized = QuantizedExperts(spec, hidden, share, placement.device, placement.dtype)
+            self.quantized = QuantizedExperts(
+                spec, hidden, share, placement.device, placement.dtype, joined=self.joined
+            )
         held = 0 if spec.formats else self.held + self.joined
         inner = len(spec.parts) * self.width
         self.gate_up = placement.matrices(held, inner, hidden)
@@ -103,12 +106,12 @@ class SparseMlp:
         gated = spec.shared_gate and not self.joined
         self.shared_gate = Linear((whole(gate, 1),), hidden, placement, bias=False) if gated else None
 
-    def forward(self, x: Rows) -> Tensor:
-        """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum."""
+    def forward(self, x: Rows, real: Tensor | None = None) -> Tensor:
+        """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum. real: as of `kernels.experts.route`."""
         assert isinstance(x, Tensor)
         logits, read = self.router.forward(x), x
         gates = logits[:, self.spec.count] if self.joined and self.spec.shared_gate else None
-        routes = route(logits[:, : self.spec.count], self.routing, gates)
+        routes = route(logits[:, : self.spec.count], self.routing, gates, real)
         if self.spec.routing.scales_inputs:
             read = (x * routes.shares).to(x.dtype)
             routes = routes._replace(shares=torch.ones_like(routes.shares))
@@ -126,6 +129,7 @@ class SparseMlp:
         return expert_mlp(
             x, routes, gate_up, down, first=self.first, biases=self.biases, activation=self.activation,
             gated=self.spec.gated, adapters=None if self.adapted is None else self.adapted.active,
+            invariant=self.invariant,
         )  # fmt: skip
 
     def destinations(self) -> Destinations:
@@ -193,17 +197,6 @@ class SparseMlp:
         return Destination(held, shape, axis, first=self.first, fan_in=inputs, runs=runs)
 
 
-def joins(spec: ExpertSpec, activation: Activation, placement: Placement) -> bool:
-    """Whether the MLP to which all tokens go can be one of the experts: it is like them, on this rank, too, and no
-    adapter adds to its products."""
-    own = spec.shared
-    if own is None or placement.expert_parallel or placement.adapters or spec.routing.scales_inputs:
-        return False
-    alike = own.width == spec.width and spec.gated and Activation(own.activation, own.slope) == activation
-    plain = own.gated and not (own.bias or own.down_bias or own.fused or own.formats)
-    return alike and plain and not (spec.bias or spec.formats or (spec.router_bias and spec.shared_gate))
-
-
 class SeparateMlps:
     """A dense MLP and a mixture of experts side by side, with norms of their own (Gemma 4: 2026)."""
 
@@ -217,12 +210,12 @@ class SeparateMlps:
         self.norms = {name: Norm(hidden, norm, placement) for name in APART_NORMS}
         self.shares = placement.vector(spec.count)
 
-    def forward(self, x: Rows, stream: Tensor) -> Tensor:
+    def forward(self, x: Rows, stream: Tensor, real: Tensor | None = None) -> Tensor:
         """`[tokens, hidden] -> [tokens, hidden]`, the sum of all ranks. x: what the dense MLP reads, a norm of the
-        residual `stream  # [tokens, hidden]`."""
+        residual `stream  # [tokens, hidden]`. real: as of `kernels.experts.route`."""
         router, read, dense, sparse = (self.norms[name] for name in APART_NORMS)
         logits = self.sparse.router.forward(router.forward(stream)).mul_(self.root)
-        routes = route(logits, self.sparse.routing)
+        routes = route(logits, self.sparse.routing, None, real)
         routes = routes._replace(shares=routes.shares * self.shares[routes.experts])
         parts = self.dense.forward(x), self.sparse.multiply(read.forward(stream), routes)
         if dense.group.ranks is not None:

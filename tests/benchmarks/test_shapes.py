@@ -74,7 +74,7 @@ def test_words_differ() -> None:
 
 def test_the_shape_for_a_try_is_the_embedded_model(tmp_path: Path) -> None:
     assert read_spec(make_folder(SMOKE, tmp_path)) == read_spec(folder.resolve(""))
-    quantized = {"8b-fp8", "8b-fp8-blocks", "8b-w4a16", "70b-w4a16", "30b-a3b-fp8"}
+    quantized = {"8b-fp8", "8b-fp8-blocks", "8b-w4a16", "70b-w4a16", "30b-a3b-fp8", "qwen3.6-35b-a3b-fp8"}
     families = {"gpt-oss-20b", "gpt-oss-20b-bf16", "gemma-3-27b", "glm-4.7-flash", "qwen3.5-9b", "qwen3.6-35b-a3b"}
     seeing = {"qwen3.5-9b-vision", "qwen3-vl-2b"}
     assert set(SHAPES) == {"8b", "0.6b", "30b-a3b", "8x7b", "smoke"} | quantized | families | seeing

@@ -169,6 +169,10 @@ def test_blocks_are_stacked_where_they_end_with_the_first() -> None:
     cut = take_outputs(first, torch.arange(40))
     assert isinstance(cut, Float8Weight)
     assert cut.block == (1, 16), "so many rows are no whole blocks"
+    turned = take_outputs(first, torch.arange(48).view(3, 16).flip(0).flatten())
+    assert isinstance(turned, Float8Weight)
+    assert turned.block == (16, 16), "whole blocks in another order"
+    assert torch.equal(numbers(turned), numbers(first).view(3, 16, -1).flip(0).flatten(0, 1))
     ragged = replace(first, values=first.values[:40])  # type: ignore[type-var]
     assert not can_stack(ragged, second)
     joined = stack_outputs(alike(ragged, second))

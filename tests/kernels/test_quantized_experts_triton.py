@@ -126,6 +126,16 @@ def experts(weight: QuantizedWeight, first: int, held: int) -> QuantizedWeight:
     return replace(weight, values=weight.values[first : first + held], scales=weight.scales[first : first + held])
 
 
+@pytest.mark.parametrize("layout", ["fp8_block", "fp8_row", "int8_row"])
+def test_a_shared_expert_stands_behind_the_others(layout: str, device: str) -> None:
+    """Of which there are fewer than are held."""
+    x, _, gate_up, down = operands(layout, 5, device)
+    found = route(torch.randn(5, COUNT - 1), Routing(CHOSEN, True, shared=True), torch.randn(5))
+    routes = Routes(found.experts.to(device), found.shares.to(device), found.total)
+    assert (routes.experts[:, -1] == COUNT - 1).all()
+    check(multiply_sorted(x, routes, gate_up, down, 0, tilings(BLOCK)["swap_ab"]), reference(x, routes, gate_up, down))
+
+
 @pytest.mark.parametrize("layout", ["fp8_block", "fp8_static", "int8_row"])
 @pytest.mark.parametrize("way", ["plain", pytest.param("narrow", marks=pytest.mark.long)])
 def test_a_token_does_not_depend_on_its_neighbours(layout: str, way: str, device: str) -> None:
@@ -164,16 +174,24 @@ def test_a_row_of_nan_stays_alone(device: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", SCALED)
-@pytest.mark.parametrize(("count", "chosen", "hidden", "width"), [(128, 8, 2048, 768), (8, 2, 1024, 3584)])
-def test_a_gpu_gives_the_product(layout: str, count: int, chosen: int, hidden: int, width: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "chosen", "hidden", "width", "shared"),
+    [(128, 8, 2048, 768, False), (8, 2, 1024, 3584, False), (256, 8, 2048, 512, True)],
+)
+def test_a_gpu_gives_the_product(
+    layout: str, count: int, chosen: int, hidden: int, width: int, shared: bool
+) -> None:  # fmt: skip
+    """shared: of one expert more, to which all tokens go."""
+    held = count + shared
     torch.set_default_device("cuda")
     try:
-        gate_up, down = quantized(layout, (count, 2 * width, hidden)), quantized(layout, (count, hidden, width))
+        gate_up, down = quantized(layout, (held, 2 * width, hidden)), quantized(layout, (held, hidden, width))
     finally:
         torch.set_default_device("cpu")
     x = torch.randn(900, hidden, device="cuda").bfloat16()
-    routes = route(torch.randn(900, count, device="cuda"), Routing(chosen, True))
-    whole = expert_mlp(x, routes, gate_up, down)
+    logits = torch.randn(900, held, device="cuda")
+    routes = route(logits[:, :count], Routing(chosen, True, shared=shared), logits[:, count] if shared else None)
+    whole = expert_mlp(x, routes, gate_up, down)  # tiles
     some = [0, 17, 899]
     part = Routes(routes.experts[some], routes.shares[some], count)
     expected = reference(x[some], part, gate_up, down)
@@ -182,4 +200,4 @@ def test_a_gpu_gives_the_product(layout: str, count: int, chosen: int, hidden: i
         assert torch.equal(multiply_sorted(x, routes, gate_up, down, 0, way), whole), way
     for rows in (1, 2, 5, 33, 300):
         part = Routes(routes.experts[:rows], routes.shares[:rows], count)
-        assert torch.equal(expert_mlp(x[:rows], part, gate_up, down), whole[:rows]), rows
+        assert torch.equal(expert_mlp(x[:rows], part, gate_up, down, invariant=True), whole[:rows]), rows

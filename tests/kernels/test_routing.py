@@ -83,3 +83,10 @@ def test_every_token_goes_to_the_shared_expert(gated: bool) -> None:
     assert (found.experts[:, 3] == 12).all()
     torch.testing.assert_close(found.shares[:, 3], gates.sigmoid() if gated else torch.ones(9))
     assert found.total == 12
+
+
+def test_tokens_of_padding_go_to_nobody() -> None:
+    logits = torch.randn(5, 8)
+    whole, found = (route(logits, Routing(3, True), real=real) for real in (None, torch.tensor([2], dtype=torch.int32)))
+    assert torch.equal(found.experts[:2], whole.experts[:2])
+    assert (found.experts[2:] == -1).all()

@@ -86,6 +86,23 @@ def test_a_shared_expert_is_the_last(
     assert found.total == experts
 
 
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("shared", [False, True])
+def test_tokens_of_padding_go_to_nobody(shared: bool, device: str) -> None:
+    """No expert is theirs, also of those that all tokens go to, so none has a place in the order."""
+    logits, real = torch.randn(5, 8), torch.tensor([3], dtype=torch.int32)
+    routing = Routing(2, True, shared=shared)
+    expected = route(logits, routing, real=real)
+    found = route_rows(logits.to(device), routing, real=real.to(device))
+    assert torch.equal(found.experts.cpu(), expected.experts)
+    assert int(sort_pairs(found.experts, 0, 8 + shared, 16, sizes=(sizes := zeros(8 + shared, device))).total) > 0
+    assert int(sizes.sum()) == 3 * (2 + shared)
+
+
+def zeros(count: int, device: str) -> Tensor:
+    return torch.zeros(count, dtype=torch.int32, device=device)
+
+
 def test_of_equals_the_first(device: str) -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 1.0, 3.0], [0.0] * 5, [-2.0, -1.0, -1.0, -9.0, -1.0]], device=device)
     assert route_rows(logits, Routing(3, True)).experts.tolist() == [[1, 2, 4], [0, 1, 2], [1, 2, 4]]

@@ -122,7 +122,9 @@ def test_quantized_weights_on_a_cpu(name: str, tmp_path: Path) -> None:
     check_update(quantized, altered(quantized, tmp_path / "b", keep))
 
 
-@pytest.mark.parametrize("config", [LlamaConfig(**SMALL), Qwen3MoeConfig(**SMALL, **EXPERTS, head_dim=16)])
+@pytest.mark.parametrize("config", [
+    LlamaConfig(**SMALL), Qwen3MoeConfig(**SMALL, **EXPERTS, head_dim=16), CASES["latents"], CASES["recurrent"],
+])  # fmt: skip
 def test_weights_that_are_rounded_while_they_are_read(config: PreTrainedConfig, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "a", config)
     check_update(tmp_path / "a", altered(tmp_path / "a", tmp_path / "b"), "fp8")

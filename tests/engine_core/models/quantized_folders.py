@@ -102,8 +102,8 @@ def raw_tensor(
     )
     if role == "groups":
         return (torch.randperm(shape[0], generator=random) // (form.group or shape[0])).int()
-    if role == "input_scale":
-        return torch.tensor(0.02)
+    if role in ("input_scale", "factor"):
+        return torch.tensor(0.02 if role == "input_scale" else 2.0)
     if role == "scales" and dtype in ("U8", "F8_E8M0"):
         return torch.full(shape, 127 + round(math.log2(size)), dtype=torch.uint8)
     if role == "scales":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.loading import load
 from penstock.engine_core.loading.checkpoint import cuts
 from penstock.engine_core.loading.dummy import fill_random
-from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.decoder import Block, Decoder
 from penstock.engine_core.models.layer_spec import ExpertSpec, MlpSpec, RoutingSpec
 from penstock.engine_core.models.layers import Placement
 from penstock.engine_core.models.mlp import Mlp, SparseMlp, layer_mlp
@@ -300,3 +301,17 @@ def test_a_shallow_model_has_a_layer_of_each_kind(tmp_path: Path) -> None:
     sparse = build(read_spec(tmp_path).part((0, 2)), torch.float32, torch.device("meta"), 64)
     assert len(sparse.shallow().blocks) == 2
     assert short.spec == model.spec
+
+
+def test_tokens_of_padding_go_to_no_expert() -> None:
+    """A graph's step has more tokens than its rows have."""
+    block = Block(MODEL.blocks[0], MODEL.hidden, placement())
+    assert isinstance(block.mlp, SparseMlp)
+    torch.manual_seed(0)
+    fill_random(dict(block.mlp.destinations()), 3)
+    x = torch.randn(5, MODEL.hidden)
+    step: Any = SimpleNamespace(query_start=torch.tensor([0, 1, 3], dtype=torch.int32))
+    found = block.feed(x, step)
+    assert torch.equal(found[:3], block.mlp.forward(x)[:3])
+    assert not found[3:].any()
+    assert block.mlp.forward(x)[3:].any()

@@ -9,12 +9,14 @@ from torch import Tensor
 
 from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.loading.checkpoint import cuts
+from penstock.engine_core.loading.dummy import fill_random
 from penstock.engine_core.models.attention import SelfAttention
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.embedding import Embedding
 from penstock.engine_core.models.layer_spec import NormSpec
-from penstock.engine_core.models.layers import Linear, Norm, Placement, held_bytes, pack, spread, whole
+from penstock.engine_core.models.layers import Linear, Norm, Part, Placement, held_bytes, pack, spread, whole
 from penstock.engine_core.models.mlp import Mlp, layer_mlp
+from penstock.engine_core.models.quantization.weight_format import WeightFormat
 from tests.engine_core.models.specs import small_spec
 
 SPEC = small_spec(hidden=12, head_dim=6, intermediate=20, qkv_bias=True, output_bias=True, mlp_bias=True)
@@ -170,3 +172,19 @@ def test_norm_and_embedding() -> None:
     x = embedding.forward(torch.tensor([3, 3, 8], dtype=torch.int32))
     assert torch.equal(x, rows[[3, 3, 8]])
     torch.testing.assert_close(norm.forward(x).pow(2).mean(-1), torch.ones(3), rtol=1e-4, atol=0)
+
+
+def test_products_apart_are_cut_without_being_put_together() -> None:
+    """One matrix in blocks of e4m3, and two neighbours that are not quantized, which are one product."""
+    form = WeightFormat(kind="float8", block=(128, 128), activations="block", scale="weight_scale_inv")
+    parts = tuple(Part(name, size, size, 0) for name, size in (("a", 256), ("b", 8), ("c", 8)))
+    linear = Linear(parts, 128, placement(), bias=False, formats=(("a", form),))
+    fill_random(dict(linear.destinations()), 3)
+    x = torch.randn(3, 128)
+    assert [operand.shape[0] for operand in linear.operands] == [256, 16]
+    whole = linear.forward(x)
+    for sizes in ([200, 56, 8, 8], [256, 16], [250, 22]):  # the last over both
+        assert torch.equal(torch.cat(linear.split(x, sizes), -1), whole)
+        assert [part.shape[1] for part in linear.split(x, sizes)] == sizes
+    first, _, second, _ = linear.split(x, [200, 56, 8, 8])
+    assert first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr()

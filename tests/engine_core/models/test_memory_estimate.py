@@ -25,6 +25,7 @@ from penstock.engine_core.models.memory_estimate import (
     gpu_blocks,
     idle_weights,
     image_sizes,
+    mlp_numbers,
     step_bytes,
     taken_bytes,
     vision_bytes,
@@ -103,6 +104,16 @@ def test_weights_of_experts_and_those_of_them_that_a_token_does_not_go_to(
     step = StepShape(512, 4, 256, 2)
     wider = with_experts(spec, msgspec.structs.replace(experts, width=400))
     assert step_bytes(wider, step) > step_bytes(spec, step)
+
+
+def test_what_a_shared_expert_takes_depends_on_where_it_is(tmp_path: Path) -> None:
+    """One of the experts gives a result of its own; an MLP beside them has gates and ups."""
+    spec = spec_of(tmp_path, GLM_FLASH.config)
+    layer, experts = spec.blocks[-1], spec.sparse[-1]
+    assert experts.joins
+    assert mlp_numbers(spec, layer) == (4 + 1) * (1536 + 2048)
+    biased = msgspec.structs.replace(layer, mlp=msgspec.structs.replace(experts, bias=True))
+    assert mlp_numbers(spec, biased) == 3 * 1536 + 4 * (1536 + 2048)
 
 
 def test_partial_results_of_batch_invariant_attention_are_counted(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import GlmConfig, LlamaConfig, PreTrainedConfig, Qwen3MoeConfig
+from transformers import GlmConfig, LlamaConfig, PreTrainedConfig, Qwen2MoeConfig, Qwen3MoeConfig
 
 from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.loading import load
@@ -38,9 +38,10 @@ EXPERTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def spoken(folder: Path) -> tuple[list[list[int]], torch.Tensor]:
+def spoken(model: Path | Decoder) -> tuple[list[list[int]], torch.Tensor]:
+    """Tokens and logits of a model, or of a folder's."""
     with torch.inference_mode():
-        run = PagedRun(ours(folder), random_prompts(2))
+        run = PagedRun(ours(model) if isinstance(model, Path) else model, random_prompts(2))
         run.prefill()
         logits = torch.stack([torch.cat(sequence.logits) for sequence in run.sequences])
         return run.greedy(16), logits
@@ -262,8 +263,11 @@ def test_a_chip_without_products_of_floats_of_8_bits_has_weights_of_them_alone(m
 def test_a_gpu_multiplies_as_a_cpu_does(tmp_path: Path, name: str, rows: int) -> None:
     """Every product of a layer, by what loading made of the same files on both."""
     sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
-    kinds = (LlamaConfig, LLAMA), (Qwen3MoeConfig, {**EXPERTS, "moe_intermediate_size": 128})
-    for kind, known in kinds[: 1 if name == "w4a16 in order" else 2]:
+    experts = {**EXPERTS, "moe_intermediate_size": 128}
+    kinds = (LlamaConfig, LLAMA), (Qwen3MoeConfig, experts), (
+        Qwen2MoeConfig, {**experts, "shared_expert_intermediate_size": 128},
+    )  # fmt: skip
+    for kind, known in kinds[: 1 if name == "w4a16 in order" else 3]:
         place = tmp_path / kind.__name__
         place.mkdir()
         quantized, _ = write_pair(place, kind(**{**known, **sizes}), CONFIGS[name])

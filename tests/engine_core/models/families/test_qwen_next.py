@@ -36,6 +36,11 @@ CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         {**LINEAR, **EXPERTS, "num_experts": 6, "num_hidden_layers": 2,
          "layer_types": ["linear_attention", "full_attention"]},
     ),
+    "qwen3_5_moe, a shared expert like the others": (
+        Qwen3_5MoeTextConfig,
+        {**LINEAR, **EXPERTS, "num_experts": 6, "shared_expert_intermediate_size": 24, "num_hidden_layers": 2,
+         "layer_types": ["linear_attention", "full_attention"]},
+    ),
 }  # fmt: skip
 
 
