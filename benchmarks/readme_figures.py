@@ -198,6 +198,13 @@ def kernels() -> list[Sentence]:
     ]  # fmt: skip
 
 
+def fp8_kv() -> Sentence:
+    """Tokens a second of as many rows as fit."""
+    most = (result(f"h200/{name}.json")["figures"][-1] for name in ("fp8_kv", "fp8_kv_off"))
+    eight, plain = (figure["batch"] / figure["step_ms"] for figure in most)
+    return Sentence("As many rows as fit decode {} times as fast with pages in FP8", (ratio(eight, plain),))
+
+
 def heads() -> Sentence:
     """Drafts of a model's own head with a set rate of acceptance, against none."""
     with_head, without = (
@@ -217,7 +224,7 @@ def sentences() -> list[Sentence]:
     """Prose of the pages with the figures that its results give."""
     return [
         fuzz(), *soak(), *bombs(), *structured(), *held_out(), *placement(), *tracing(), *drafts(), *kernels(), start(),
-        *requests(), *speculation(), *faults(), heads(),
+        *requests(), *speculation(), *faults(), heads(), fp8_kv(),
     ]  # fmt: skip
 
 

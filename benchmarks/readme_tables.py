@@ -263,6 +263,20 @@ def other_heads() -> str:
     return table(["Heads of", *map(str, dims)], lines)
 
 
+def fp8_kv() -> str:
+    """Decoding steps of as many rows with pages of both types, and of as many as fit."""
+    plain, eight = ({one["batch"]: one for one in result(f"h200/{name}.json")["figures"]} for name in
+                    ("fp8_kv_off", "fp8_kv"))  # fmt: skip
+    lines = [[str(batch), *(step(found.get(batch)) for found in (plain, eight))] for batch in eight]
+    return table(["8B, rows of 8,192 tokens", "cache in bf16: a step, ms", "in FP8"], lines)
+
+
+def step(figure: Mapping[str, Any] | None) -> str:
+    if figure is None:
+        return "do not fit"
+    return f"{figure['step_ms']:.1f}, {rows.number(figure['batch'] / figure['step_ms'] * 1e3)} tok/s"
+
+
 def experts() -> str:
     report = result("expert_kernels_h200.json")
     names = {"qwen": "Qwen3-30B-A3B, 8 of 128 of width 768, µs", "8x7b": "Mixtral-8x7B, 2 of 8 of width 14,336, µs"}
@@ -450,7 +464,7 @@ BLOCKS: Blocks = {
     "conversations": conversations, "images": images, "kv-tier": kv_tier, "apart": prefill_apart,
     "several-models": several_models, "switches": switches, "idle": idle, "adapters": adapters,
     "weight-updates": weight_updates,
-    "format-scores": format_scores, "heads": other_heads, "turns": turns, "plans": plans,
+    "fp8-kv": fp8_kv, "format-scores": format_scores, "heads": other_heads, "turns": turns, "plans": plans,
     "scaling": gpus,
     "stages": stages, "exchange": exchange, "passes": passes, "placement": placement, "synthetic": synthetic,
     "speculation": speculation, "schema-drafts": drafts, "schemas": schemas, "faults": faults,

@@ -219,34 +219,41 @@ def join_experts(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
 
 
 def take_outputs(weight: QuantizedWeight, rows: Tensor) -> QuantizedWeight:
-    """The weight with these of its outputs, int64 [rows], in their order. Its blocks of scales become single rows'
-    where one in the new order would have outputs of several."""
+    """The weight with these of its outputs, int64 [rows], in their order. Its blocks of scales become as much lower as
+    the order needs: half as high, a quarter, ..."""
     if isinstance(weight, Float8Weight) and weight.block is not None:
-        height, blocks = weight.block[0], rows // weight.block[0]
-        firsts = blocks[::height]
-        whole = len(rows) % height == 0 or len(rows) == weight.shape[-2]
-        if whole and torch.equal(blocks, firsts.repeat_interleave(height)[: len(rows)]):
-            scales = weight.scales.index_select(-2, firsts)
-            return replace(weight, values=chosen(weight.values, -2, rows), scales=scales)
-        weight = by_rows(weight)
+        height, columns = weight.block
+        blocks = rows // height
+        while len(rows) % height or not torch.equal(blocks, blocks[::height].repeat_interleave(height)):
+            height = height // 2 if height % 2 == 0 else 1
+        scales = weight.scales.index_select(-2, blocks[::height])
+        return replace(weight, values=chosen(weight.values, -2, rows), scales=scales, block=(height, columns))
     found: dict[str, Any] = {
         name: chosen(getattr(weight, name), axis, rows) for name, axis in outputs_axes(weight).items()
     }
     return replace(weight, **found)
 
 
-def by_rows(weight: Float8Weight) -> Float8Weight:
-    """The same with scales of blocks that are one output high."""
+def lower(weight: Float8Weight, height: int = 1) -> Float8Weight:
+    """The same with scales of blocks that are so many outputs high, of which its own are a multiple."""
     assert weight.block is not None, "it has blocks"
-    height, columns = weight.block
-    scales = weight.scales.repeat_interleave(height, -2)[..., : weight.shape[-2], :]
-    return replace(weight, scales=scales.contiguous(), block=(1, columns))
+    scales = weight.scales.repeat_interleave(weight.block[0] // height, -2)
+    scales = scales[..., : -(-weight.shape[-2] // height), :].contiguous()
+    return replace(weight, scales=scales, block=(height, weight.block[1]))
+
+
+def as_low(weight: QuantizedWeight, first: QuantizedWeight) -> QuantizedWeight:
+    """The weight with blocks of scales as low as those of one that comes before it, if that can be."""
+    blocks = [one.block for one in (weight, first) if isinstance(one, Float8Weight) and one.block is not None]
+    if len(blocks) < 2 or blocks[0][0] % blocks[1][0] or not isinstance(weight, Float8Weight):
+        return weight
+    return lower(weight, blocks[1][0])
 
 
 def ending(weight: QuantizedWeight, outputs: int) -> QuantizedWeight:
     """The same with no block that is of the first so many outputs and of those behind them."""
     cut = isinstance(weight, Float8Weight) and weight.block is not None and outputs % weight.block[0] > 0
-    return by_rows(weight) if cut and isinstance(weight, Float8Weight) else weight
+    return lower(weight) if cut and isinstance(weight, Float8Weight) else weight
 
 
 def alike(first: QuantizedWeight, second: QuantizedWeight) -> tuple[QuantizedWeight, QuantizedWeight]:

@@ -23,6 +23,7 @@ from penstock.kernels.quantized import (
     multiply_reference,
 )
 
+ONE_ROW = VectorTiling(2, 2048, 4)  # where blocks of scales are lower than `kernels.scaled_hopper` takes
 ROWS_OF_LIBRARY = 8  # a multiple of which cuBLAS takes where scales are of blocks: their columns are aligned then
 
 
@@ -106,6 +107,10 @@ def multiply_quantized_by(
             return kernels.multiply_rescaled(x, weight, bias, gated=gated)
         if way is None:
             return gate(library_product(x, weight, bias), rows) if gated else library_product(x, weight, bias)
+    if isinstance(way, SplitTiling) and isinstance(x, QuantizedRows) and len(x.values) == 1 and not gated:
+        blocks = weight.block if isinstance(weight, Float8Weight) else None
+        if blocks is not None and blocks[0] % ONE_ROW.outputs == 0:
+            return kernels.multiply_scaled_vector(x, weight, bias, ONE_ROW, gated=False)
     if not isinstance(way, Tiling):
         way = way_of(x, weight, kind_of(weight), gated=gated, invariant=True)
         assert isinstance(way, Tiling)

@@ -22,7 +22,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -37,16 +36,6 @@ from penstock.engine_core.execution.transfer import Upload
 from penstock.kernels.gather import place_drafts
 from penstock.kernels.records import Entries, SlotHistory, SlotSampling
 from penstock.kernels.sampling import accept, marked_entries
-
-
-class PipelineStatistics(msgspec.Struct, frozen=True):
-    """Totals since the start."""
-
-    passed: int  # steps whose hidden states were sent
-    received: int  # steps whose hidden states were received
-    told: int  # steps whose tokens were sent
-    taken: int  # steps whose tokens were written to the slots
-    drafted: int  # steps whose drafts were sent or written
 
 
 @dataclass(frozen=True)
@@ -88,7 +77,7 @@ class Pipeline:
         self._aside: torch.cuda.Stream | None = None  # receives wait for no step
         if upload.device.type == "cuda":
             self._aside = torch.cuda.Stream(upload.device)  # type: ignore[no-untyped-call]
-        self._number = self._passed = self._received = self._told = self._taken = self._drafted = 0
+        self._number = 0  # transfers that were awaited
 
     def begin(self, starting: Sequence[int]) -> None:
         """A further step begins, which gives these slots to new requests: their tokens must have been written."""
@@ -110,7 +99,6 @@ class Pipeline:
         if self._aside is not None:
             part.record_stream(torch.cuda.current_stream(part.device))
         inbox[:, : rows.tokens] = self._group.all_gather(part, hidden).view(lines, rows.tokens, hidden)
-        self._received += 1
 
     def pass_on(self, rows: HostRows) -> None:
         """After the forward pass: send its hidden states to the next stage."""
@@ -118,18 +106,15 @@ class Pipeline:
         if outbox is not None:
             part = self._group.shard(outbox[:, : rows.tokens])
             self._keep(part, self._group.send(part))
-            self._passed += 1
 
     def tell(self, rows: HostRows, tokens: Tensor) -> None:
         """Send the last stage's samples: int32 [entries]."""
         own = tokens.clone()
         self._keep(own, self._group.broadcast_tokens(own))
-        self._told += 1
 
     def tell_drafts(self, drafts: Tensor) -> None:
         """Send the last stage's drafts: int32 [rows, iterations]."""
         self._keep(drafts, self._group.broadcast_tokens(drafts))
-        self._drafted += 1
 
     def await_tokens(self, rows: HostRows) -> None:
         """Expect the samples of a step that this stage has run."""
@@ -145,9 +130,6 @@ class Pipeline:
         self._take(self._number)
         while self._sent:
             self._sent.popleft().work.wait()
-
-    def statistics(self) -> PipelineStatistics:
-        return PipelineStatistics(self._passed, self._received, self._told, self._taken, self._drafted)
 
     def _await(self, shape: tuple[int, ...], rows: HostRows, *, drafts: bool) -> None:
         with torch.cuda.stream(self._aside):
@@ -174,12 +156,10 @@ class Pipeline:
         if awaited.rows.depth.any():
             entries = marked_entries(awaited.tokens, entries)
         accept(awaited.tokens, entries, self._sampling, self._history)
-        self._taken += 1
 
     def _take_drafts(self, awaited: Awaited) -> None:
         (slots,) = self._upload.send((awaited.rows.slots.astype(np.int64),))
         place_drafts(awaited.tokens, slots, self._history)
-        self._drafted += 1
 
     def _keep(self, tensor: Tensor, work: dist.Work) -> None:
         """Keep a send's memory until it has arrived. The oldest has: tokens of later steps have come back since."""

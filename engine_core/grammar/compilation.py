@@ -40,7 +40,6 @@ class Compiled(msgspec.Struct, frozen=True):
     source: str  # serialised for llguidance
     approximations: tuple[str, ...]
     seconds: float  # of CPU, to compile
-    slowest: float  # seconds of CPU of the walk's slowest step after the first
     memory: int = 0  # bytes that were allocated meanwhile and not freed, as far as `allocated` told
     unique: bytes = b""  # as `Automaton.unique`
 
@@ -57,9 +56,9 @@ def compile_grammar(grammar: Grammar, tokens: GrammarTokens, allocated: Callable
         matcher = tokens.matcher(source.text)
         sound(matcher)
         compiled = time.thread_time() - began
-        slowest = walk(matcher, tokens)
+        walk(matcher, tokens)
         memory = max(0, allocated() - before)
-        return Compiled(source.text, source.approximations, compiled, slowest, memory, source.unique)
+        return Compiled(source.text, source.approximations, compiled, memory, source.unique)
     except InvalidRequest as error:
         error.param = grammar.param
         raise
@@ -67,20 +66,18 @@ def compile_grammar(grammar: Grammar, tokens: GrammarTokens, allocated: Callable
         raise InvalidRequest("it is nested too deep", param=grammar.param, code="invalid_grammar") from None
 
 
-def walk(matcher: LLMatcher, tokens: GrammarTokens) -> float:
-    """Seconds of the slowest step of a walk along allowed tokens. Raises InvalidRequest where it fails."""
-    slowest = 0.0
+def walk(matcher: LLMatcher, tokens: GrammarTokens) -> None:
+    """Walk along allowed tokens. Raises InvalidRequest where that fails, or a step takes too long."""
     for step in range(STEPS):
         began = time.thread_time()
         mask = np.frombuffer(matcher.compute_bitmask(), np.uint32)
         sound(matcher)
         if len(matcher.compute_ff_tokens()) > MOST_FORCED:
             raise InvalidRequest(f"more than {MOST_FORCED} tokens follow without a choice", code="grammar_too_complex")
-        if step:  # the first one fills tables that later ones share
-            slowest = max(slowest, time.thread_time() - began)
-        if slowest > SLOW:
+        taken = time.thread_time() - began
+        if step and taken > SLOW:  # the first one fills tables that later ones share
             raise InvalidRequest(
-                f"following it takes {slowest * 1000:.0f} ms a token; the limit is {SLOW * 1000:.0f} ms",
+                f"following it takes {taken * 1000:.0f} ms a token; the limit is {SLOW * 1000:.0f} ms",
                 code="grammar_too_complex",
             )
         if matcher.is_stopped():
@@ -90,7 +87,6 @@ def walk(matcher: LLMatcher, tokens: GrammarTokens) -> float:
             break
         matcher.consume_token(token)
         sound(matcher)
-    return slowest
 
 
 def chosen(mask: Mask, turn: int, tokens: GrammarTokens) -> int | None:

@@ -58,16 +58,6 @@ class FilledMasks(msgspec.Struct, frozen=True):
     made: int = 0  # masks, for those
 
 
-class MaskStatistics(msgspec.Struct, frozen=True):
-    """Totals since start."""
-
-    fills: int
-    rows: int
-    entries: int
-    new: int  # masks that had to be sent
-    failures: int  # rows whose automaton gave no mask
-
-
 class Stored:
     """A mask in a slot of `store`, which is None once another has the slot."""
 
@@ -102,7 +92,6 @@ class MaskStore:
         self._factors = np.random.default_rng(tokens.words).integers(1, 1 << 63, tokens.words, np.uint64) * 2 + 1
         self._filled = bytearray()  # a step's masks one behind the other, compared in place
         self._unsent: list[Stored] = []  # that no step has brought to the executors
-        self._fills = self._rows = self._entries = self._new = self._failures = 0
 
     def fill(
         self, step: int, applied: int, rows: Sequence[MaskRow], clock: Callable[[], float] | None = None
@@ -211,16 +200,8 @@ class MaskStore:
         self._last[places] = step
         new = [stored for stored in self._unsent if stored.store is not None] + new
         self._unsent = []
-        self._fills += 1
-        self._rows += len(rows)
-        self._entries += len(slots)
-        self._new += len(new)
         new_slots = np.array([mask.slot for mask in new], np.int32)
         return entries.tobytes(), places.tobytes(), new_slots.tobytes(), b"".join([mask.text for mask in new])
-
-    def statistics(self) -> MaskStatistics:
-        """Counters for metrics and tests."""
-        return MaskStatistics(self._fills, self._rows, self._entries, self._new, self._failures)
 
     def _fill(self, rows: Sequence[MaskRow], clock: Callable[[], float] | None, executors: Executors) -> int:
         """Fill the bits of each entry; how many there are."""
@@ -288,7 +269,6 @@ class MaskStore:
                 if not masks[entry].any():
                     guide.fail("nothing can follow but a repeated item of an array whose items are unique")
             if guide.failed:
-                self._failures += 1
                 masks[entry : entry + len(drafts) + 1] = self._others
 
     def _assign(self, filled: bytearray, count: int, step: int, applied: int, new: list[Stored]) -> list[Stored]:

@@ -31,11 +31,6 @@ class PoolStatistics(msgspec.Struct, frozen=True):
 class PoolReport(msgspec.Struct, frozen=True):
     """What a check found. `faults` is empty when free + idle + held + quarantined = total and every count is right."""
 
-    free: int
-    idle: int
-    held: int
-    quarantined: int
-    total: int
     faults: tuple[str, ...] = ()
     blocks: tuple[int, ...] = ()  # newly quarantined
 
@@ -182,14 +177,11 @@ class BlockPool:
             int(counted.sum()) == sum(map(len, tables)),
             self.available + self._held + self._adrift() == self.total,
         )
-        return self._check_blocks(tables) if thorough or not all(sums) else self._report((), ())
+        return self._check_blocks(tables) if thorough or not all(sums) else PoolReport()
 
     def _adrift(self) -> int:
         """Quarantined blocks that no table holds."""
         return sum(self._references[block] == 0 for block in self._quarantined)
-
-    def _report(self, faults: tuple[str, ...], blocks: tuple[int, ...]) -> PoolReport:
-        return PoolReport(len(self._free), self._idle_count, self._held, self._adrift(), self.total, faults, blocks)
 
     def _check_blocks(self, tables: Sequence[Sequence[int]]) -> PoolReport:
         flat = np.fromiter(itertools.chain.from_iterable(tables), np.int64)
@@ -216,7 +208,7 @@ class BlockPool:
         blocks = tuple(int(block) for block in np.flatnonzero(wrong))
         if faults:
             self._quarantine(blocks, expected)
-        return self._report(tuple(faults), blocks)
+        return PoolReport(tuple(faults), blocks)
 
     def _quarantine(self, blocks: Sequence[int], expected: npt.NDArray[np.int64]) -> None:
         """Take the blocks out of circulation, with the reference counts that their tables will release."""

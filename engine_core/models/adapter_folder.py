@@ -68,7 +68,6 @@ class AdapterSpec(msgspec.Struct, frozen=True):
 
     weights: Path
     matrices: tuple[AdaptedMatrix, ...]
-    base: str  # name of the model that it was trained for, as its maker had it
 
 
 @functools.lru_cache(maxsize=4)  # a server with a thousand adapters asks as often
@@ -175,9 +174,9 @@ def read_adapter_folder(folder: Path, spec: ModelSpec, max_rank: int, *, experts
             raise ModelError(f"{path}: {CONFIG} has {parameter} as a target, and no tensor adapts it")
     if not parameters or file.get("target_modules") is not None:
         check_targets(file, modules, found, path)
-    base, order = file.get("base_model_name_or_path"), {name: at for at, name in enumerate(shapes)}
+    order = {name: at for at, name in enumerate(shapes)}
     ordered = sorted(found.values(), key=lambda matrix: order.get(matrix.name, len(order)))
-    return AdapterSpec(path, tuple(ordered), base if type(base) is str else "")
+    return AdapterSpec(path, tuple(ordered))
 
 
 @functools.lru_cache(maxsize=4)

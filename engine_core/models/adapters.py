@@ -19,9 +19,10 @@ from torch import Tensor
 from penstock.engine_core.models.adapter_folder import EXPERT, HEAD, RANKS, adaptable_of
 from penstock.engine_core.models.decoder import Block, Decoder
 from penstock.engine_core.models.expert_adapters import ExpertRoom
-from penstock.engine_core.models.layers import Destination, Destinations, Linear, Placement, Source, vocabulary
+from penstock.engine_core.models.layers import Destination, Destinations, Linear
 from penstock.engine_core.models.low_rank import Adapted, AdaptedExperts, StepAdapters
 from penstock.engine_core.models.mlp import SeparateMlps, SparseMlp
+from penstock.engine_core.models.parts import Placement, Source, vocabulary
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.low_rank import adapter_rows, output_tiles
 from penstock.kernels.records import LowRankWeight

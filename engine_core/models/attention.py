@@ -11,17 +11,8 @@ from torch import Tensor
 from torch.nn.functional import layer_norm
 
 from penstock.engine_core.models.layer_spec import AttentionSpec, LayerSpec
-from penstock.engine_core.models.layers import (
-    Destination,
-    Destinations,
-    Linear,
-    Norm,
-    Part,
-    Placement,
-    named,
-    spread,
-    whole,
-)
+from penstock.engine_core.models.layers import Destination, Destinations, Linear, Norm, named
+from penstock.engine_core.models.parts import Part, Placement, spread, whole
 from penstock.engine_core.models.quantization.weight_format import SCALE_TYPES
 from penstock.engine_core.models.quantized_matrix import Owner
 from penstock.engine_core.models.rope import head_order

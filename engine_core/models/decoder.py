@@ -19,19 +19,11 @@ from penstock.engine_core.models.gated_delta import GatedDeltaNet
 from penstock.engine_core.models.kv_groups import page_parts
 from penstock.engine_core.models.latent_attention import layer_attention
 from penstock.engine_core.models.layer_spec import LayerSpec, RopeSpec
-from penstock.engine_core.models.layers import (
-    Destination,
-    Destinations,
-    Linear,
-    Norm,
-    Placement,
-    held_bytes,
-    named,
-    vocabulary,
-)
+from penstock.engine_core.models.layers import Destination, Destinations, Linear, Norm, held_bytes, named
 from penstock.engine_core.models.low_rank import Adapted
 from penstock.engine_core.models.mamba import Mamba
 from penstock.engine_core.models.mlp import Mlp, SeparateMlps, SparseMlp, block_mlp
+from penstock.engine_core.models.parts import Placement, vocabulary
 from penstock.engine_core.models.pooling_head import PoolingHead
 from penstock.engine_core.models.recurrence_spec import GatedDeltaSpec, MambaSpec, ShortConvolutionSpec
 from penstock.engine_core.models.rope import query_scales, rope_axes, rope_table
@@ -87,7 +79,7 @@ class Block:
             delta = self.mix(x, rotation, batch, pages, state)
             if self.spec.parallel:
                 assert isinstance(self.mlp, Mlp | SparseMlp), "beside attention"
-                return delta.add_(self.feed(x, batch)), residual
+                return delta.add_(self.mlp.forward(x, batch)), residual
             norm = self.attention_output_norm
             if norm is not None:
                 delta = norm.forward(self.group.all_reduce(delta))
@@ -99,9 +91,9 @@ class Block:
         x, residual = self.join(self.mlp_norm, delta, residual, self.mlp.reader, partial=partial, scale=scale)
         norm = self.mlp_output_norm
         if isinstance(self.mlp, SeparateMlps):
-            delta = self.mlp.forward(x, residual, batch.query_start[-1:])
+            delta = self.mlp.forward(x, residual, batch)
         else:
-            delta = self.feed(x, batch)
+            delta = self.mlp.forward(x, batch)
             delta = delta if norm is None else self.group.all_reduce(delta)
         delta = delta if norm is None else norm.forward(delta)
         if self.scalar is None:
@@ -111,11 +103,6 @@ class Block:
             assert given is not None, "of every layer"
             stream = self.input.forward(stream, given)
         return stream.mul_(self.scalar), None
-
-    def feed(self, x: Rows, batch: AttentionBatch) -> Tensor:
-        """What the MLP makes of the tokens. Experts take none of those that pad a CUDA graph's step."""
-        assert isinstance(self.mlp, Mlp | SparseMlp)
-        return self.mlp.forward(x, batch.query_start[-1:]) if isinstance(self.mlp, SparseMlp) else self.mlp.forward(x)
 
     def mix(
         self, x: Rows, rotation: Rotation | None, batch: AttentionBatch, pages: Pages, state: LayerState | None

@@ -33,8 +33,9 @@ from torch import Tensor
 from penstock.engine_core.models.attention import Pages, SelfAttention
 from penstock.engine_core.models.decoder import Block, Decoder
 from penstock.engine_core.models.draft_spec import DEPTHS, FIRST, HeadSpec
-from penstock.engine_core.models.layers import Destination, Destinations, Linear, Norm, held_bytes, named, whole
+from penstock.engine_core.models.layers import Destination, Destinations, Linear, Norm, held_bytes, named
 from penstock.engine_core.models.mlp import layer_mlp
+from penstock.engine_core.models.parts import whole
 from penstock.engine_core.models.rope import rope_table
 from penstock.engine_core.models.spec import stored_name
 from penstock.kernels.chip import chip_of

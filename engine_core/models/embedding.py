@@ -10,17 +10,8 @@ from torch import Tensor
 from torch.nn.functional import embedding, gelu
 
 from penstock.engine_core.models.layer_spec import LayerSpec
-from penstock.engine_core.models.layers import (
-    Destination,
-    Destinations,
-    Linear,
-    Norm,
-    Part,
-    Placement,
-    named,
-    vocabulary,
-    whole,
-)
+from penstock.engine_core.models.layers import Destination, Destinations, Linear, Norm, named
+from penstock.engine_core.models.parts import Part, Placement, vocabulary, whole
 from penstock.engine_core.models.quantized_matrix import Owner
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.linear import Operand, prepared

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from penstock.engine_core.models.layer_spec import NormSpec
-from penstock.engine_core.models.layers import Destination, Destinations, Part, Placement, spread
+from penstock.engine_core.models.layers import Destination, Destinations
+from penstock.engine_core.models.parts import Part, Placement, spread
 from penstock.engine_core.models.recurrence import Recurrence
 from penstock.engine_core.models.recurrence_spec import GatedDeltaSpec
 from penstock.kernels.gated_norm import gated_norm

@@ -12,17 +12,8 @@ from torch import Tensor
 
 from penstock.engine_core.models.attention import Pages, SelfAttention
 from penstock.engine_core.models.layer_spec import EXPANSION, AttentionSpec, LayerSpec, NormSpec
-from penstock.engine_core.models.layers import (
-    Destination,
-    Destinations,
-    Linear,
-    Norm,
-    Part,
-    Placement,
-    named,
-    quantized,
-    whole,
-)
+from penstock.engine_core.models.layers import Destination, Destinations, Linear, Norm, named, quantized
+from penstock.engine_core.models.parts import Part, Placement, whole
 from penstock.engine_core.models.quantization.weight_format import format_of
 from penstock.engine_core.models.quantized_matrix import Owner, QuantizedMatrix
 from penstock.engine_core.models.rope import head_order

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from penstock.engine_core.models.layer_spec import NormSpec
-from penstock.engine_core.models.layers import Destinations, Placement, spread
+from penstock.engine_core.models.layers import Destinations
+from penstock.engine_core.models.parts import Placement, spread
 from penstock.engine_core.models.recurrence import Recurrence
 from penstock.engine_core.models.recurrence_spec import MambaSpec
 from penstock.kernels.gated_norm import gated_norm

@@ -7,23 +7,14 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from penstock.engine_core.models.layer_spec import APART_NORMS, ExpertSpec, LayerSpec, MlpSpec, NormSpec
-from penstock.engine_core.models.layers import (
-    Destination,
-    Destinations,
-    Linear,
-    Norm,
-    Part,
-    Placement,
-    named,
-    spread,
-    whole,
-)
+from penstock.engine_core.models.layers import Destination, Destinations, Linear, Norm, named
 from penstock.engine_core.models.low_rank import AdaptedExperts
+from penstock.engine_core.models.parts import Part, Placement, spread, whole
 from penstock.engine_core.models.quantized_experts import ExpertShare, QuantizedExperts
 from penstock.kernels.activation import SILU, activate
 from penstock.kernels.experts import expert_mlp, route
 from penstock.kernels.quantized import Rows
-from penstock.kernels.records import Activation, ExpertBiases, Routes, Routing
+from penstock.kernels.records import Activation, AttentionBatch, ExpertBiases, Routes, Routing
 
 GATE_OUTPUTS = 8  # of a router behind those of experts, where the first is a shared expert's gate: 16 bytes
 
@@ -44,8 +35,8 @@ class Mlp:
         down, bias = (whole("down_proj", hidden),), spec.bias or spec.down_bias
         self.down = Linear(down, spec.width, placement, bias=bias, split_inputs=True, formats=spec.formats)
 
-    def forward(self, x: Rows) -> Tensor:
-        """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum."""
+    def forward(self, x: Rows, batch: AttentionBatch | None = None) -> Tensor:
+        """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum. batch: of which a mixture asks something."""
         if self.spec.gated and self.activation == SILU:
             return self.down.forward(self.gate_up.forward_gated(x, self.down.rows))
         return self.down.forward(activate(self.gate_up.forward(x), self.activation, gated=self.spec.gated))
@@ -106,9 +97,11 @@ class SparseMlp:
         gated = spec.shared_gate and not self.joined
         self.shared_gate = Linear((whole(gate, 1),), hidden, placement, bias=False) if gated else None
 
-    def forward(self, x: Rows, real: Tensor | None = None) -> Tensor:
-        """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum. real: as of `kernels.experts.route`."""
+    def forward(self, x: Rows, batch: AttentionBatch | None = None) -> Tensor:
+        """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum. batch: whose rows may have fewer tokens,
+        since a CUDA graph's step is padded; no expert takes the others."""
         assert isinstance(x, Tensor)
+        real = None if batch is None else batch.query_start[-1:]
         logits, read = self.router.forward(x), x
         gates = logits[:, self.spec.count] if self.joined and self.spec.shared_gate else None
         routes = route(logits[:, : self.spec.count], self.routing, gates, real)
@@ -210,9 +203,10 @@ class SeparateMlps:
         self.norms = {name: Norm(hidden, norm, placement) for name in APART_NORMS}
         self.shares = placement.vector(spec.count)
 
-    def forward(self, x: Rows, stream: Tensor, real: Tensor | None = None) -> Tensor:
+    def forward(self, x: Rows, stream: Tensor, batch: AttentionBatch | None = None) -> Tensor:
         """`[tokens, hidden] -> [tokens, hidden]`, the sum of all ranks. x: what the dense MLP reads, a norm of the
-        residual `stream  # [tokens, hidden]`. real: as of `kernels.experts.route`."""
+        residual `stream  # [tokens, hidden]`. batch: as of `SparseMlp`."""
+        real = None if batch is None else batch.query_start[-1:]
         router, read, dense, sparse = (self.norms[name] for name in APART_NORMS)
         logits = self.sparse.router.forward(router.forward(stream)).mul_(self.root)
         routes = route(logits, self.sparse.routing, None, real)

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.engine_core.models.layer_spec import NormSpec
-from penstock.engine_core.models.layers import Destination, Destinations, Norm, Placement, named
+from penstock.engine_core.models.layers import Destination, Destinations, Norm, named
+from penstock.engine_core.models.parts import Placement
 from penstock.engine_core.models.pooler import DenseSpec
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {

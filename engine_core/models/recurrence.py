@@ -7,7 +7,8 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from penstock.engine_core.models.layers import Destination, Destinations, Linear, Part, Placement, named, whole
+from penstock.engine_core.models.layers import Destination, Destinations, Linear, named
+from penstock.engine_core.models.parts import Part, Placement, whole
 from penstock.engine_core.models.recurrence_spec import RecurrenceSpec
 from penstock.kernels.quantized import Rows
 from penstock.kernels.states import LayerState, StateBatch

@@ -7,7 +7,7 @@ import torch
 from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import DraftSpec
-from penstock.engine_core.models.layers import Placement
+from penstock.engine_core.models.parts import Placement
 from penstock.engine_core.models.sharding import stage_layers
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.engine_core.models.vision.tower import Tower, tower

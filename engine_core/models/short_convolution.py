@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from penstock.engine_core.models.layers import Placement, spread
+from penstock.engine_core.models.parts import Placement, spread
 from penstock.engine_core.models.recurrence import Recurrence
 from penstock.engine_core.models.recurrence_spec import ShortConvolutionSpec
 from penstock.kernels.quantized import Rows

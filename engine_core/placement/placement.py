@@ -44,15 +44,6 @@ MAX_SESSIONS = 1 << 16
 MAX_BLOCKS = 1 << 18  # identities of one replica; some 30 MB
 
 
-class ReplicaStatistics(msgspec.Struct, frozen=True):
-    """The state of a replica, and what was sent there."""
-
-    ready: bool
-    load: int  # choices it has, as far as is known
-    identities: int  # blocks that its cache is believed to hold
-    placed: int  # requests, total since start
-
-
 class Replica:
     """One replica: its last report, and what was sent there since. Owned by the placement."""
 
@@ -113,9 +104,6 @@ class Replica:
         self._own -= choices
         self._since -= choices
         assert self._own >= 0, "what ended was sent there"
-
-    def statistics(self) -> ReplicaStatistics:
-        return ReplicaStatistics(self.ready, self.load, len(self.shadow), self.placed)
 
 
 class Shadow:
@@ -182,7 +170,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class PlacementStatistics(msgspec.Struct, frozen=True):
-    """Totals since the start, and the state of each replica."""
+    """Totals since the start."""
 
     placed: int
     tokens: int  # of placed requests
@@ -190,7 +178,7 @@ class PlacementStatistics(msgspec.Struct, frozen=True):
     prefixes: int  # placements that a known prefix decided
     sessions: int  # placements that a session decided
     spills: int  # placements that left the longest known prefix, because of its replica's load
-    replicas: tuple[ReplicaStatistics, ...]
+    replicas: tuple[int, ...]  # requests that were placed at each
 
 
 class Placement:
@@ -320,7 +308,7 @@ class Placement:
             prefixes=self._prefixes,
             sessions=self._stuck,
             spills=self._spills,
-            replicas=tuple(replica.statistics() for replica in self.replicas),
+            replicas=tuple(replica.placed for replica in self.replicas),
         )
 
 

@@ -33,8 +33,6 @@ class AdapterStatistics(msgspec.Struct, frozen=True):
     running: dict[str, int]  # running sequences by their adapter's name
     waiting: dict[str, int]  # the first waiting ones
     held: int  # in the host's memory
-    memory: int  # that it has room for
-    loading: int
     loads: int  # totals since start: adapters read,
     failures: int  # that could not be read,
     copies: int  # and copied to a place
@@ -166,8 +164,8 @@ class AdapterPlaces:
         for holding in placed:
             running[holding.adapter.name] += holding.users
         return AdapterStatistics(
-            len(self._places), len(placed), dict(+running), waiting, self._held(), self._memory, len(self._loading),
-            self._loads, self._failures, self._copies,
+            len(self._places), len(placed), dict(+running), waiting, self._held(), self._loads, self._failures,
+            self._copies,
         )  # fmt: skip
 
     def _held(self) -> int:

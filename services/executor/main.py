@@ -216,8 +216,7 @@ def watch(watchdog: Watchdog, steps: Steps, reports: Reports, heartbeat: Heartbe
         now = time.monotonic()
         heartbeat.tick(now)
         if watchdog.tick(now - before):
-            found = watchdog.statistics()
-            logs.error(log, "step_hangs", seconds=found.elapsed, allowed=found.allowed)
+            logs.error(log, "step_hangs", seconds=watchdog.elapsed, allowed=watchdog.allowed)
             frame = sys._current_frames().get(threading.main_thread().ident or 0)
             trace = "".join(traceback.format_stack(frame))
             reports.write("hung", trace, tuple(steps.decoding))

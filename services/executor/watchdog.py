@@ -6,8 +6,6 @@ or got no processor is not late when it goes on. Loading and waiting for masks d
 
 from __future__ import annotations
 
-import msgspec
-
 WATCH_INTERVAL = 0.25  # seconds between looks
 SHORTEST = 5.0  # seconds that every step may take: it may have to compile a variant of a kernel
 LONGEST = 10.0  # seconds that a step may take unless similar ones took long before
@@ -17,28 +15,21 @@ RELUCTANT = 4.0  # the same where that is long
 DECAY = 0.9  # of a measured time, at each later measurement of that size
 
 
-class WatchdogStatistics(msgspec.Struct, frozen=True):
-    """Seconds that the present step has taken and may take."""
-
-    elapsed: float
-    allowed: float
-
-
 class Watchdog:
     """The main thread announces steps, another one ticks. Each attribute is only replaced as a whole."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}  # by the size of steps: their positions in binary digits
-        self._elapsed = 0.0
-        self._allowed = float("inf")
+        self.elapsed = 0.0  # seconds that the present step has taken, and may take
+        self.allowed = float("inf")
 
     def begin(self, positions: int) -> None:
         """A step of so many positions begins; it is the only one that is watched."""
-        self._elapsed = 0.0
-        self._allowed = self.allowance(positions)
+        self.elapsed = 0.0
+        self.allowed = self.allowance(positions)
 
     def rest(self) -> None:
-        self._allowed = float("inf")
+        self.allowed = float("inf")
 
     def tell(self, positions: int, seconds: float) -> None:
         size = positions.bit_length()
@@ -62,8 +53,5 @@ class Watchdog:
 
     def tick(self, seconds: float) -> bool:
         """Count time that has passed. Returns whether the step is late."""
-        self._elapsed += min(seconds, 2 * WATCH_INTERVAL)
-        return self._elapsed > self._allowed
-
-    def statistics(self) -> WatchdogStatistics:
-        return WatchdogStatistics(self._elapsed, self._allowed)
+        self.elapsed += min(seconds, 2 * WATCH_INTERVAL)
+        return self.elapsed > self.allowed

@@ -350,7 +350,7 @@ TOKENIZER_LOOP: tuple[Metric[TokenizerLoopStatistics], ...] = (
 )  # fmt: skip
 PLACEMENT: tuple[Metric[PlacementStatistics], ...] = (
     counter("placement_requests", "Requests sent to each replica",
-            lambda s: {str(number): replica.placed for number, replica in enumerate(s.replicas)}, "to"),
+            lambda s: {str(number): placed for number, placed in enumerate(s.replicas)}, "to"),
     counter("placement_tokens", "Prompt tokens of placed requests", lambda s: s.tokens),
     counter("placement_expected_tokens", "Of these, tokens expected in the replica's prefix cache",
             lambda s: s.expected),

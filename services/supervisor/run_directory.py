@@ -1,7 +1,4 @@
-"""The run directory of one server: made, locked, and cleared of leftovers. No other user can enter it.
-
-The table of its files: protocol/run_directory.py.
-"""
+"""The run directory of one server: made, locked, and cleared of leftovers. No other user can enter it."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ from pathlib import Path
 
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.links import LINKS
-from penstock.protocol.run_directory import RUN_FILES
 from penstock.protocol.served_models import FOLDER
 
 PREFIX = "penstock-"
@@ -29,7 +25,20 @@ LOCK = "lock"
 FRESH = ".new"  # suffix of a file that is about to replace another
 SOCKET_PATH_BYTES = 107  # unix(7): sun_path less its final zero
 LONGEST_NAME = max(len(f"{link.name}-999.sock") for link in LINKS)
-LEFTOVERS = tuple([row.pattern for row in RUN_FILES if not row.kept])  # of processes that could not remove them
+# What one process of a server writes there and another one reads, as far as its writers remove it; of those that could
+# not, the next server does. The lock and reports of crashes stay.
+LEFTOVERS = (
+    "*.sock",  # of links and of sd_notify
+    "*.store",  # torch's FileStore of one generation of a group of executors
+    "*.metrics",  # a snapshot of a process's metrics
+    "*.starts",  # how often a process was started since it ended in order
+    "*.starts.new",
+    "*.kv",  # a link to a prefill replica's memory for KV blocks
+    "*.kv.new",
+    "adapters.json",  # LoRA adapters that were loaded and unloaded at run time
+    "adapters.lock",  # held while that is replaced
+    "failures.*",  # processes in a crash loop
+)
 LOCK_SECONDS = 10.0  # until a killed launcher has released its lock, on an overloaded machine
 STALE_SECONDS = 60.0  # younger directories may belong to a launcher that has not locked yet
 

@@ -29,13 +29,6 @@ MOST_REMEMBERED = 32 << 20  # bytes that compilations may leave in caches
 BLOCK = 64  # average bytes of Python's small objects, measured on trees of patterns
 
 
-class Limits(msgspec.Struct, frozen=True):
-    """The limits of one compilation."""
-
-    seconds: float  # of CPU
-    memory: int  # bytes beyond what the worker has when it begins
-
-
 USUAL = Grammar(
     kind="json_schema",
     source='{"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "array", "items": {"enum": [1]}}, '
@@ -51,11 +44,10 @@ def main(arguments: Sequence[str]) -> None:
     path = Path(folder)
     tokens = read_tokens(path, read_vocabulary(path))
     threading.stack_size(STACK)
-    limits = Limits(float(seconds), int(memory))
     outcome(USUAL, tokens)  # fills caches and imports modules that the first compilation would otherwise
     caches = CacheLimit()
     for frame in requests():
-        reply(msgspec.msgpack.encode(bounded(frame, tokens, limits)))
+        reply(msgspec.msgpack.encode(bounded(frame, tokens, float(seconds), int(memory))))
         caches.trim()
 
 
@@ -77,10 +69,11 @@ def memory_used() -> int:
     return allocated() + sys.getallocatedblocks() * BLOCK
 
 
-def bounded(frame: bytes, tokens: GrammarTokens | None, limits: Limits) -> Done | Refusal:
-    """The outcome of one compilation, unless a limit ends this process first."""
-    limit_memory(limits.memory)
-    signal.setitimer(signal.ITIMER_PROF, limits.seconds)
+def bounded(frame: bytes, tokens: GrammarTokens | None, seconds: float, memory: int) -> Done | Refusal:
+    """The outcome of one compilation, unless a limit ends this process first: seconds of CPU, and bytes beyond what
+    this process has now."""
+    limit_memory(memory)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     outcomes: list[Done | Refusal] = []
     thread = threading.Thread(target=lambda: outcomes.append(outcome(GRAMMAR.decode(frame), tokens)))
     thread.start()

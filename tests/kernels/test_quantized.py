@@ -17,6 +17,7 @@ from penstock.kernels.quantized import (
     Int8Weight,
     QuantizedWeight,
     alike,
+    as_low,
     can_stack,
     held_bytes,
     multiply_reference,
@@ -168,11 +169,22 @@ def test_blocks_are_stacked_where_they_end_with_the_first() -> None:
     assert can_stack(first, second)
     cut = take_outputs(first, torch.arange(40))
     assert isinstance(cut, Float8Weight)
-    assert cut.block == (1, 16), "so many rows are no whole blocks"
+    assert cut.block == (8, 16), "so many rows are no whole blocks"
+    assert torch.equal(numbers(cut), numbers(first)[:40])
     turned = take_outputs(first, torch.arange(48).view(3, 16).flip(0).flatten())
     assert isinstance(turned, Float8Weight)
     assert turned.block == (16, 16), "whole blocks in another order"
     assert torch.equal(numbers(turned), numbers(first).view(3, 16, -1).flip(0).flatten(0, 1))
+    mixed = take_outputs(first, torch.tensor([*range(4), *range(8, 16), *range(4, 8), *range(16, 48)]))
+    assert isinstance(mixed, Float8Weight)
+    assert mixed.block == (16, 16)
+    crossed = take_outputs(first, torch.tensor([*range(4), *range(8, 20), *range(4, 8), *range(20, 48)]))
+    assert isinstance(crossed, Float8Weight)
+    assert crossed.block == (4, 16)
+    assert torch.equal(numbers(crossed)[4:16], numbers(first)[8:20])
+    assert can_stack(crossed, as_low(second, crossed))
+    assert torch.equal(numbers(as_low(second, crossed)), numbers(second))
+    assert as_low(crossed, second) is crossed, "a block of 4 has none of 16"
     ragged = replace(first, values=first.values[:40])  # type: ignore[type-var]
     assert not can_stack(ragged, second)
     joined = stack_outputs(alike(ragged, second))

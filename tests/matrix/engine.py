@@ -209,7 +209,7 @@ class Engine:
         assert self.scheduler.unfinished == 0
         report = self.scheduler.check()
         assert report.ok, report
-        assert report.held == 0
+        assert self.scheduler.statistics().pool.held == 0
         return answers
 
     def run(self, answers: Answers, ends: dict[tuple[int, int], Finish]) -> None:

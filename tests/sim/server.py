@@ -163,9 +163,8 @@ class Server:
             self.apply()
         self.deliver()
         assert is_idle(self.scheduler)
-        report = self.scheduler.check(thorough=True)
-        assert report.ok
-        assert report.held == 0
+        assert self.scheduler.check(thorough=True).ok
+        assert self.scheduler.statistics().pool.held == 0
 
     def seen(self, number: int, choice: int = 0) -> Seen:
         self.deliver()

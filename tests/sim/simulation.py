@@ -231,7 +231,8 @@ class Simulation:
     def _check(self) -> None:
         report = self.scheduler.check(thorough=True)
         assert report.ok, report
-        assert report.free + report.idle + report.held == report.total == self.world.blocks
+        pool = self.scheduler.statistics().pool
+        assert pool.free + pool.idle + pool.held == pool.total == self.world.blocks
         check_accounts(self.scheduler)
 
     def _close(self) -> Outcome:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from penstock.engine_core.images.processor_spec import ProcessorSpec
-from penstock.engine_core.models.layers import Destinations, Linear, Norm, Placement, named, whole
+from penstock.engine_core.models.layers import Destinations, Linear, Norm, named
+from penstock.engine_core.models.parts import Placement, whole
 from penstock.engine_core.models.vision.tower import Segments
 from penstock.engine_core.models.vision_kinds import BlockNames
 from penstock.engine_core.models.vision_spec import COLORS, VisionSpec

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from penstock.engine_core.models.layers import Destination, Destinations, Norm, Placement, named
+from penstock.engine_core.models.layers import Destination, Destinations, Norm, named
+from penstock.engine_core.models.parts import Placement
 from penstock.engine_core.models.vision.layers import (
     FeedForward,
     PatchEmbedding,

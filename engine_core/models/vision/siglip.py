@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from penstock.engine_core.models.layers import Destination, Linear, Norm, Placement, named, whole
+from penstock.engine_core.models.layers import Destination, Linear, Norm, named
+from penstock.engine_core.models.parts import Placement, whole
 from penstock.engine_core.models.vision.layers import PatchEmbedding, VisionBlock, cells, one_segment
 from penstock.engine_core.models.vision.tower import Tower, TowerInput
 from penstock.engine_core.models.vision_kinds.siglip import (

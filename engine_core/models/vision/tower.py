@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.engine_core.models.layers import Destination, Placement, held_bytes
+from penstock.engine_core.models.layers import Destination, held_bytes
+from penstock.engine_core.models.parts import Placement
 from penstock.engine_core.models.vision_spec import VisionSpec
 from penstock.kernels.records import Rotation
 

@@ -21,7 +21,8 @@ from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.embedded import demo_folder
 from penstock.engine_core.loading import load
 from penstock.engine_core.models.layer_spec import NormSpec
-from penstock.engine_core.models.layers import Norm, Placement
+from penstock.engine_core.models.layers import Norm
+from penstock.engine_core.models.parts import Placement
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import read_spec
 from penstock.kernels.exchange import Inboxes, add_parts, inbox_bytes

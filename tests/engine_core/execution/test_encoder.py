@@ -10,8 +10,8 @@ from torch import Tensor
 
 from penstock.engine_core.execution.encoder import Encoder
 from penstock.engine_core.images.processor_spec import Size
-from penstock.engine_core.models.layers import Placement
 from penstock.engine_core.models.memory_estimate import image_sizes
+from penstock.engine_core.models.parts import Placement
 from tests.engine_core.execution.image_scene import CPU, VISION, asked, made, seeing_spec
 
 SIZE = Size(16, 24)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.engine_core.execution import encoder_graphs
 from penstock.engine_core.execution.encoder_graphs import TowerGraphs
-from penstock.engine_core.models.layers import Placement
+from penstock.engine_core.models.parts import Placement
 from penstock.engine_core.models.vision.tower import Tower, tower
 from tests.engine_core.models.vision import test_qwen
 from tests.engine_core.models.vision.vision_folders import random_image, read_tower, write

@@ -10,7 +10,8 @@ from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.loading import dummy, load
 from penstock.engine_core.loading.dummy import RandomTensor, fill_random
 from penstock.engine_core.models.decoder import Decoder
-from penstock.engine_core.models.layers import Destination, Linear, Placement, whole
+from penstock.engine_core.models.layers import Destination, Linear
+from penstock.engine_core.models.parts import Placement, whole
 from penstock.engine_core.models.quantization.rounding import round_matrix
 from penstock.engine_core.models.quantization.weight_format import WeightFormat
 from penstock.engine_core.models.registry import build

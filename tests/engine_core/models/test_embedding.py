@@ -8,7 +8,7 @@ from torch.nn.functional import gelu
 
 from penstock.engine_core.models.embedding import LayerEmbedding, LayerInput
 from penstock.engine_core.models.layer_spec import EmbeddingSpec
-from penstock.engine_core.models.layers import Placement
+from penstock.engine_core.models.parts import Placement
 from tests.engine_core.models.specs import small_spec
 
 LAYERS, WIDTH = 3, 4

@@ -9,9 +9,9 @@ from torch import Tensor
 from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.models.adapters import AdapterPlaces
 from penstock.engine_core.models.expert_adapters import ExpertRoom
-from penstock.engine_core.models.layers import Placement
 from penstock.engine_core.models.low_rank import AdaptedExperts, StepAdapters
 from penstock.engine_core.models.mlp import SparseMlp
+from penstock.engine_core.models.parts import Placement
 from penstock.engine_core.models.registry import build
 from penstock.kernels.low_rank import adapter_rows
 from tests.engine_core.models.specs import small_experts, small_spec

@@ -19,13 +19,16 @@ from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.loading import load
 from penstock.engine_core.loading.checkpoint import cuts
 from penstock.engine_core.loading.dummy import fill_random
-from penstock.engine_core.models.decoder import Block, Decoder
+from penstock.engine_core.models import mlp
+from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.layer_spec import ExpertSpec, MlpSpec, RoutingSpec
-from penstock.engine_core.models.layers import Placement
 from penstock.engine_core.models.mlp import Mlp, SparseMlp, layer_mlp
+from penstock.engine_core.models.parts import Placement
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import ModelSpec, read_spec
-from tests.engine_core.models.parity import SIZES, ours, write_checkpoint
+from penstock.kernels.experts import route
+from penstock.kernels.records import Routes, Routing
+from tests.engine_core.models.parity import SIZES, PagedRun, ours, write_checkpoint
 from tests.engine_core.models.specs import resized, small_experts
 from tests.engine_core.models.test_layers import SPEC
 
@@ -305,13 +308,28 @@ def test_a_shallow_model_has_a_layer_of_each_kind(tmp_path: Path) -> None:
 
 def test_tokens_of_padding_go_to_no_expert() -> None:
     """A graph's step has more tokens than its rows have."""
-    block = Block(MODEL.blocks[0], MODEL.hidden, placement())
-    assert isinstance(block.mlp, SparseMlp)
+    sparse = SparseMlp(EXPERTS, MODEL.hidden, placement())
     torch.manual_seed(0)
-    fill_random(dict(block.mlp.destinations()), 3)
+    fill_random(dict(sparse.destinations()), 3)
     x = torch.randn(5, MODEL.hidden)
     step: Any = SimpleNamespace(query_start=torch.tensor([0, 1, 3], dtype=torch.int32))
-    found = block.feed(x, step)
-    assert torch.equal(found[:3], block.mlp.forward(x)[:3])
+    found = sparse.forward(x, step)
+    assert torch.equal(found[:3], sparse.forward(x)[:3])
     assert not found[3:].any()
-    assert block.mlp.forward(x)[3:].any()
+    assert sparse.forward(x)[3:].any()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_step_says_how_many_tokens_are_real(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def counted(logits: Tensor, routing: Routing, gates: Tensor | None, real: Tensor | None) -> Routes:
+        seen.append((len(logits), None if real is None else real.tolist()))
+        return route(logits, routing, gates, real)
+
+    monkeypatch.setattr(mlp, "route", counted)
+    write_checkpoint(tmp_path, CONFIGS[name])
+    with torch.inference_mode():
+        PagedRun(ours(tmp_path), [[1, 2, 3], [4, 5]]).step([3, 2])
+    assert seen
+    assert set(map(str, seen)) == {"(5, [5])"}

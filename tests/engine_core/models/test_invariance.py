@@ -11,8 +11,9 @@ from torch import Tensor
 
 from penstock.engine_core.models.attention import SelfAttention
 from penstock.engine_core.models.decoder import Decoder
-from penstock.engine_core.models.layers import Linear, Placement, whole
+from penstock.engine_core.models.layers import Linear
 from penstock.engine_core.models.mlp import Mlp, layer_mlp
+from penstock.engine_core.models.parts import Placement, whole
 from penstock.engine_core.models.registry import build
 from penstock.kernels.records import AttentionBatch
 from tests.engine_core.models.specs import small_spec

@@ -14,8 +14,9 @@ from penstock.engine_core.models.attention import SelfAttention
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.embedding import Embedding
 from penstock.engine_core.models.layer_spec import NormSpec
-from penstock.engine_core.models.layers import Linear, Norm, Part, Placement, held_bytes, pack, spread, whole
+from penstock.engine_core.models.layers import Linear, Norm, held_bytes, pack
 from penstock.engine_core.models.mlp import Mlp, layer_mlp
+from penstock.engine_core.models.parts import Part, Placement, spread, whole
 from penstock.engine_core.models.quantization.weight_format import WeightFormat
 from tests.engine_core.models.specs import small_spec
 

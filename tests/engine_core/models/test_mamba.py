@@ -4,8 +4,8 @@ import torch
 
 from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.models.layer_spec import NormSpec
-from penstock.engine_core.models.layers import Placement
 from penstock.engine_core.models.mamba import Mamba
+from penstock.engine_core.models.parts import Placement
 from tests.engine_core.models.test_recurrence_spec import SPEC
 
 

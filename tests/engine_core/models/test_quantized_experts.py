@@ -14,9 +14,9 @@ from penstock.engine_core.loading import load
 from penstock.engine_core.loading.dummy import fill_random
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.layer_spec import ExpertSpec, MlpSpec, RoutingSpec
-from penstock.engine_core.models.layers import Placement
 from penstock.engine_core.models.memory_estimate import weight_bytes
 from penstock.engine_core.models.mlp import SparseMlp
+from penstock.engine_core.models.parts import Placement
 from penstock.engine_core.models.quantization.weight_format import WeightFormat
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.sharding import check_ranks

@@ -16,9 +16,10 @@ from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.loading import load
 from penstock.engine_core.models import quantized_matrix
 from penstock.engine_core.models.decoder import Decoder
-from penstock.engine_core.models.layers import Linear, Placement, pack, whole
+from penstock.engine_core.models.layers import Linear, pack
 from penstock.engine_core.models.memory_estimate import weight_bytes
 from penstock.engine_core.models.mlp import SparseMlp
+from penstock.engine_core.models.parts import Placement, whole
 from penstock.engine_core.models.quantization.rounding import round_matrix
 from penstock.engine_core.models.quantization.weight_format import WeightFormat
 from penstock.engine_core.models.registry import build

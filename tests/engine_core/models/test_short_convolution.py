@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from penstock.engine_core.distributed.group import Group
-from penstock.engine_core.models.layers import Placement
+from penstock.engine_core.models.parts import Placement
 from penstock.engine_core.models.recurrence_spec import ShortConvolutionSpec
 from penstock.engine_core.models.short_convolution import ShortConvolution
 

@@ -63,4 +63,4 @@ def test_who_left_has_nothing() -> None:
     assert (replica.taking, replica.ready, replica.stalled, replica.load, len(replica.shadow)) == (
         False, False, False, 0, 0,
     )  # fmt: skip
-    assert replica.statistics().placed == 1
+    assert replica.placed == 1

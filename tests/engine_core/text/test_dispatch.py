@@ -109,7 +109,7 @@ def test_blocks_are_named_where_they_matter_alone(policy: str) -> None:
     for frontend in (make_frontend(replicas=2, policy=policy), make_frontend(replicas=1)):
         begun(frontend, 1, prompt_ids=pack("i", IDS * 8))
         frontend.batch(batch((1, 0, IDS, Finish.LENGTH)))
-        assert [replica.identities for replica in statistics(frontend).placement.replicas] == [0] * len(frontend.upward)
+        assert [len(replica.shadow) for replica in frontend._dispatch._placement.replicas] == [0] * len(frontend.upward)
 
 
 def test_rows_of_a_replica_are_its_requests_alone(frontend: Frontend, client: Client) -> None:
@@ -385,7 +385,7 @@ def test_every_choice_has_every_token_once_whatever_dies(seed: int, replicas: in
             assert (answer.token_ids, answer.finish) == (IDS, Finish.LENGTH), (request, index)
     found = statistics(life.frontend)
     assert life.frontend.idle()
-    assert [replica.load for replica in found.placement.replicas] == [0] * replicas
+    assert [replica.load for replica in life.frontend._dispatch._placement.replicas] == [0] * replicas
     assert (found.held, found.upward) == (0, 0)
 
 
@@ -428,7 +428,7 @@ def test_a_request_goes_on_elsewhere_behind_its_prompt(apart: Frontend) -> None:
     client.take()
     assert (client.answer().token_ids, client.answer().finish) == (IDS, Finish.LENGTH)
     assert statistics(apart).handed_over == 1
-    assert [replica.load for replica in statistics(apart).placement.replicas] == [0, 0, 0]
+    assert [replica.load for replica in apart._dispatch._placement.replicas] == [0, 0, 0]
 
 
 def test_blocks_are_released_by_the_first_row_and_once(apart: Frontend) -> None:

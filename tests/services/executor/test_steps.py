@@ -411,11 +411,11 @@ def test_a_scheduler_that_leaves_takes_its_waiting_plan_along(steps: Steps, port
 def test_the_watchdog_waits_for_steps_alone(steps: Steps, port: FakePort, watchdog: Watchdog) -> None:
     who, forever = peer(), float("inf")
     run(steps, who, Joined())
-    assert watchdog.statistics().allowed == forever
+    assert watchdog.allowed == forever
     steps.take([Arrival(who, first(1)), Arrival(who, then(2))])
     steps.iterate()  # the first is launched and collected
     assert watchdog.allowance(len(PROMPT)) < UNKNOWN
-    assert watchdog.statistics().allowed == forever
+    assert watchdog.allowed == forever
     run(steps, who)
     assert steps.decoding == {0}
     assert set(watchdog._seconds) == {1, len(PROMPT).bit_length()}
@@ -429,7 +429,7 @@ def test_the_wait_for_masks_is_not_watched(steps: Steps, watchdog: Watchdog) -> 
     steps.take([Arrival(who, msgspec.structs.replace(first(1), masked=np.array([0], "<i4").tobytes()))])
     steps.iterate()
     assert steps.awaits_masks
-    assert watchdog.statistics().allowed == float("inf")
+    assert watchdog.allowed == float("inf")
 
 
 def in_group(port: FakePort, engine: Engine, watchdog: Watchdog, folder: Path, rank: int, stages: int = 1) -> Steps:

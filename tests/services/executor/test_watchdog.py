@@ -76,5 +76,5 @@ def test_time_in_which_nobody_ran_does_not_count() -> None:
     watchdog.tell(1, 0.01)
     watchdog.begin(1)
     assert not watchdog.tick(3600.0)
-    assert watchdog.statistics().elapsed == 2 * WATCH_INTERVAL
+    assert watchdog.elapsed == 2 * WATCH_INTERVAL
     assert late_after(watchdog, tick=60.0) == pytest.approx(60.0 * (SHORTEST / (2 * WATCH_INTERVAL)))

@@ -6,14 +6,19 @@ import subprocess
 import sys
 import tempfile
 import threading
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.links import LINKS, address
+from penstock.services.metrics.snapshot import SUFFIX
 from penstock.services.supervisor import run_directory
+from penstock.services.supervisor.restart_policy import FILE
 from penstock.services.supervisor.run_directory import (
+    LEFTOVERS,
+    LOCK,
     RunDirectory,
     SocketFile,
     clear,
@@ -33,6 +38,12 @@ def temporary(tmp_path, monkeypatch):
 
 def mode(path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("name", [FILE, f"api-0{SUFFIX}", *(f"{link.name}-0.sock" for link in LINKS)])
+def test_what_others_read_is_a_leftover(name):
+    assert sum(fnmatch(name, pattern) for pattern in LEFTOVERS) == 1
+    assert not any(fnmatch(LOCK, pattern) or fnmatch("crashes/report.json", pattern) for pattern in LEFTOVERS)
 
 
 def test_a_temporary_directory_is_private_and_goes_at_the_end(temporary):

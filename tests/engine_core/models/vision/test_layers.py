@@ -13,7 +13,8 @@ from torch.nn import functional
 from penstock.engine_core.images.processor_spec import ProcessorSpec
 from penstock.engine_core.loading.dummy import fill_random
 from penstock.engine_core.models.layer_spec import NormSpec
-from penstock.engine_core.models.layers import Destinations, Placement
+from penstock.engine_core.models.layers import Destinations
+from penstock.engine_core.models.parts import Placement
 from penstock.engine_core.models.vision.layers import (
     FeedForward,
     ImageAttention,

@@ -23,7 +23,7 @@ from transformers import (
 
 from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.images.processor_spec import Size
-from penstock.engine_core.models.layers import Placement
+from penstock.engine_core.models.parts import Placement
 from penstock.engine_core.models.quantization.writing import write_checkpoint
 from penstock.engine_core.models.spec import read_spec
 from penstock.engine_core.models.tensors import check_weights, unread_tensors

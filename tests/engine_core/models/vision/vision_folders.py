@@ -15,7 +15,7 @@ from transformers import AutoModelForImageTextToText, PreTrainedConfig
 from penstock.engine_core.distributed.group import ALONE
 from penstock.engine_core.loading import load
 from penstock.engine_core.models.decoder import Decoder
-from penstock.engine_core.models.layers import Placement
+from penstock.engine_core.models.parts import Placement
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import read_spec
 from penstock.engine_core.models.tensors import check_weights
