@@ -17,11 +17,22 @@ TOGETHER = {  # files, and folders with all they hold
         *("tests/e2e/test_responses.py", "tests/e2e/test_snippets.py", "tests/e2e/test_structured.py"),
         *("tests/e2e/test_tools.py", "tests/e2e/test_vectors.py"),
     ),
+    "the single replica of tests/e2e/chaos": (
+        *("tests/e2e/chaos/test_disaggregation.py", "tests/e2e/chaos/test_prefill_hosts.py"),
+    ),
     "the server of tests/services/commands": ("tests/services/commands/",),
     "the engine of tests/services/llm": ("tests/services/llm/",),
     "the ranks of tests/matrix": (
         *("tests/matrix/test_images.py", "tests/matrix/test_rank_encoders.py"),
         *("tests/matrix/test_rank_families.py", "tests/matrix/test_ranks.py"),
+    ),
+    "the answers of tests/matrix": (
+        *("tests/matrix/test_adapter_drafts.py", "tests/matrix/test_eagle.py", "tests/matrix/test_kv_cache.py"),
+        *(
+            "tests/matrix/test_own_drafts.py",
+            "tests/matrix/test_quantized.py",
+            "tests/matrix/test_quantized_folders.py",
+        ),
     ),
     "the ranks of tests/engine_core/distributed": ("tests/engine_core/distributed/",),
 }

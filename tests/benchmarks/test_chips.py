@@ -65,7 +65,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 def said(broken: tuple[Path, list[str]], tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[str]]:
     """Of the file that holds, with a sample that is compiled anew, and of the broken one."""
     of_broken = f"--sample 0 --file {broken[0]}"
-    *lines, _ = run("-c", SEVERAL, "", of_broken, cache=tmp_path_factory.mktemp("triton"))
+    *lines, _ = run("-c", SEVERAL, "--sample 3", of_broken, cache=tmp_path_factory.mktemp("triton"))
     first = next(at for at, line in enumerate(lines, 1) if line.startswith("exit code"))
     return lines[:first], lines[first:]
 

@@ -21,8 +21,10 @@ import jsonschema
 import pytest
 
 from benchmarks.bomb_cases import cases, texts
+from penstock.engine_core.embedded import draft_folder
 from tests.e2e.server import Server, serving
 
+MODEL = str(draft_folder())  # any will do, and this one computes least
 MOST_GROWN = 768 << 20  # bytes of a process: one compilation may take 512 MiB in a worker, and less of it remains
 WAIT = 300.0  # seconds of silence that mean a hang; a compilation may take ten by the clock, and a crowd waits
 CROWD = 12  # clients at once
@@ -66,7 +68,7 @@ LIMITS = {"time": "more than 2 s (--template-timeout)", "memory": "more than 128
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("bombs")) as server:
+    with serving(tmp_path_factory.mktemp("bombs"), model=MODEL) as server:
         yield server
 
 
@@ -193,7 +195,7 @@ def test_what_is_slow_to_follow_ends_alone(server: Server, alone: str) -> None:
 def test_templates_of_requests_end_alone(tmp_path: Path) -> None:
     """A bomb is a 400 that names the limit, the neighbour reads on, and the tokenizer is as large as before."""
     options = ("--template-timeout", str(TEMPLATE_SECONDS), "--template-memory", str(TEMPLATE_MEMORY))
-    with serving(tmp_path, "--trust-request-chat-template", *options) as server:
+    with serving(tmp_path, "--trust-request-chat-template", *options, model=MODEL) as server:
         alone = streamed(server, 200)
         pids, before = server.children(), resident(server)
         with ThreadPoolExecutor(1) as threads:

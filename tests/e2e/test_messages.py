@@ -137,7 +137,7 @@ def test_more_than_the_context_holds_is_what_it_holds(claude: anthropic.Anthropi
     context = server.get("/v1/models")["data"][0]["max_model_len"]
     said = say(claude, SUM, max_tokens=100_000)
     assert said.stop_reason == "end_turn"
-    long: Any = [{"role": "user", "content": "a b c d " * ((context - 200) // 4)}]
+    long: Any = [{"role": "user", "content": "a b c d " * ((context - 80) // 4)}]
     with claude.messages.stream(
         model=MODEL, max_tokens=100_000, messages=long, extra_body={"ignore_eos": True}
     ) as stream:

@@ -21,6 +21,7 @@ from penstock.engine_core.loading.digests import checksum
 from tests.e2e.server import Server, serving
 from tests.e2e.test_weights import (
     LONG,
+    MIDDLE,
     PROMPT,
     TOKENS,
     WEIGHTS,
@@ -128,10 +129,10 @@ def test_a_broadcast_under_an_open_stream(server: Server, fresh: Server) -> None
 
 
 def test_a_trainer_killed_in_a_broadcast_costs_its_weights_and_no_stream(server: Server) -> None:
-    old = ids(server, PROMPT)
+    old = ids(server, PROMPT, MIDDLE)
     with training(server) as trainer:
         trainer.join()
-        running = stream(server, PROMPT)
+        running = stream(server, PROMPT, MIDDLE)
         found = next(running)
         trainer.send(0, 3)
         asked = {"group_name": "group", **trainer.listing()}
@@ -178,7 +179,7 @@ def test_memory_in_parts_and_a_killed_executor(server: Server, fresh: Server) ->
             assert waiting.result() == new
         assert version(server) == "step-2"
         told: dict[str, Any] = {}
-        running = stream(server, PROMPT, remarks=told)
+        running = stream(server, PROMPT, MIDDLE, remarks=told)
         found = next(running)
         os.kill(server.children()["executor"], signal.SIGKILL)
         found += [token for part in running for token in part]

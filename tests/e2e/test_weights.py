@@ -22,7 +22,8 @@ from penstock.engine_core.embedded import demo_folder
 from tests.e2e.server import FAULTY, LIMIT, Server, serving
 
 PROMPT = "The people who live in this house are"
-TOKENS = 100
+TOKENS = 40
+MIDDLE = 100  # of a stream that somebody dies in
 LONG = 3000  # of a stream that goes on behind what a test does to it
 WEIGHTS = "model.safetensors"
 
@@ -161,9 +162,9 @@ def test_a_stream_goes_on_with_the_new_weights_and_no_token_is_of_both(server: S
 
 
 def test_an_executor_that_begins_anew_reads_what_it_should_have(server: Server, fresh: Server) -> None:
-    new = ids(fresh, PROMPT)
+    new = ids(fresh, PROMPT, MIDDLE)
     assert update(server, weight_version="step-7")["weight_version"] == "step-7"
-    running = stream(server, PROMPT)
+    running = stream(server, PROMPT, MIDDLE)
     found = next(running)
     os.kill(server.children()["executor"], signal.SIGKILL)
     assert found + [token for part in running for token in part] == new

@@ -85,7 +85,7 @@ def begin_tensor(plain: Any) -> Any:
 
     @functools.wraps(plain)
     def begin(self: Any, handle: Any, kind: Any) -> None:
-        shape = kind.shape if kind.is_block() else ()
+        shape = (*kind.shape.values,) if kind.is_block() else ()
         if shape not in known:
             plain(self, handle, kind)
             known[shape] = {"numel": self.numel, "shape": self.shape}
@@ -93,6 +93,28 @@ def begin_tensor(plain: Any) -> Any:
             self.__dict__.update(known[shape], handle=handle, type=kind, dtype=kind.scalar)
 
     return begin
+
+
+def equal_types(plain: Any) -> Any:
+    """Whether two types are the same one, which is asked several times for each operation."""
+
+    @functools.wraps(plain)
+    def equal(self: Any, other: Any) -> bool:
+        return self is other or (self.name == other.name if isinstance(other, tl.dtype) else plain(self, other))
+
+    return equal
+
+
+def broadcast_once(plain: Any) -> Any:
+    """Two values as they are, where they have the same shape; else what they become."""
+
+    @functools.wraps(plain)
+    def broadcast(self: Any, one: Any, other: Any) -> Any:
+        kinds = one.type, other.type
+        blocks = [kind.shape.values if kind.is_block() else None for kind in kinds]
+        return (one, other) if blocks[0] == blocks[1] else plain(self, one, other)
+
+    return broadcast
 
 
 def place_free(dot: Any) -> Any:
@@ -145,3 +167,6 @@ def quicken() -> None:
         interpreter._get_np_dtype = numpy_types(interpreter._get_np_dtype)
         tl.block_type.__init__ = begin_block_type(tl.block_type.__init__)
         tl.tensor.__init__ = begin_tensor(tl.tensor.__init__)
+        tl.dtype.__eq__ = equal_types(tl.dtype.__eq__)
+        semantic = type(interpreter.interpreter_semantic)
+        semantic.broadcast_impl_value = broadcast_once(semantic.broadcast_impl_value)

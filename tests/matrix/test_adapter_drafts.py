@@ -20,7 +20,7 @@ from penstock.engine_core.models.spec import read_spec, stored_name
 from penstock.protocol.messages import Adapter
 from tests.engine_core.grammar.vocabulary import tokens
 from tests.engine_core.models.mtp_heads import write_headed
-from tests.matrix.test_speculation import TINY, Ask, Outputs, asks, outputs
+from tests.matrix.test_speculation import COUNT, TINY, Ask, Outputs, asks, outputs
 
 NAMES = ("", "a", "b", "c")  # of the requests, in turn
 PLACES = 2
@@ -57,12 +57,12 @@ def write_mild(folder: Path, base: Path, name: str) -> Adapter:
 class Scene:
     """A model with adapters, what is asked of it, and what each request says alone."""
 
-    def __init__(self, folder: Path, base: Path) -> None:
+    def __init__(self, folder: Path, base: Path, count: int) -> None:
         self.base = base
         adapters = {name: write_mild(folder / name, base, name) for name in NAMES if name}
         self.asks: list[Ask] = [
             msgspec.structs.replace(ask, adapter=adapters.get(NAMES[number % len(NAMES)]))
-            for number, ask in enumerate(asks())
+            for number, ask in enumerate(asks()[:count])
         ]
         self.expected = self.said(ALONE)[0]
 
@@ -74,7 +74,7 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    return Scene(tmp_path_factory.mktemp("adapters"), demo_folder())
+    return Scene(tmp_path_factory.mktemp("adapters"), demo_folder(), COUNT)
 
 
 def test_each_says_something_of_its_own(scene: Scene, expected: Outputs) -> None:
@@ -111,7 +111,7 @@ def test_nor_do_those_of_a_head_of_multi_token_prediction(cell: str, tmp_path: P
     base = tmp_path / "glm"
     base.mkdir()
     write_headed(base, guessing=True, vocab_size=read_spec(demo_folder()).vocab_size)
-    scene = Scene(tmp_path, base)
+    scene = Scene(tmp_path, base, 12)
     found, engine = scene.said(msgspec.structs.replace(CELLS[cell], method="mtp"), base)
     assert found == scene.expected
     assert engine.scheduled is not None

@@ -42,7 +42,9 @@ def test_the_canary_passes_in_bfloat16(name: str, expected: Pairs) -> None:
     assert [answers[number, 0] for number in range(len(certain))] == [out for _, out in certain]
 
 
-@pytest.mark.parametrize("name", ["overlap", pytest.param("chunks", marks=pytest.mark.long), "preemption"])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.long) for name in ("overlap", "chunks")), "preemption"]
+)
 def test_fifty_prompts_give_transformers_tokens(name: str, expected: Pairs) -> None:
     stops = (*json.loads((demo_folder() / "generation_config.json").read_text())["eos_token_id"],)
     sampling = Sampling(temperature=0.0, max_tokens=LONGEST, eos_token_ids=stops)

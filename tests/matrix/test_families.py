@@ -75,7 +75,7 @@ def asks() -> list[Ask]:
     return [
         Ask(
             token_ids=(*shared, *(rng.randrange(3, VOCAB) for _ in range(number)), *words * 3),
-            sampling=Sampling(temperature=0.8 * (number % 2), max_tokens=20, ignore_eos=True, seed=number),
+            sampling=Sampling(temperature=0.8 * (number % 2), max_tokens=14, ignore_eos=True, seed=number),
         )
         for number in range(6)
     ]

@@ -161,6 +161,7 @@ def test_alone_as_transformers_says(
     check(family, model, vision, asks(vision), alone[family])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", CELLS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_cells(family: str, name: str, folders: dict[str, Path], alone: dict[str, Answers]) -> None:

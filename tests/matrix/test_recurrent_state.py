@@ -49,7 +49,7 @@ CELLS = {
 }
 ALONE_COLD = structured_engine.Cell(depth=1, drafts=False, max_num_seqs=1, prefix_caching=False, state_places=0)
 GROUPS: tuple[Size, ...] = (2, (1, 2))
-TURNS, LONGEST = 3, 45
+TURNS, LONGEST = 3, 30
 BRIEF = {  # cells of a suite that is not a long one
     "qwen3_5": (
         "in one piece",

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from benchmarks.structured_engine import Answer, Ask, Cell, Engine
-from penstock.engine_core.embedded import demo_folder
+from penstock.engine_core.embedded import demo_folder, draft_folder
 from penstock.protocol.messages import Finish, Sampling
 from tests.engine_core.grammar.vocabulary import END, OTHER_END, automaton, ids, tokens, vocabulary
 
@@ -34,7 +34,7 @@ def asks() -> list[Ask]:
         automaton("grammar", 'root ::= "(" root ")" | [xy]{1,3}'),
     ]  # fmt: skip
     found = []
-    for number in range(18):
+    for number in range(12):
         sampling = Sampling(
             temperature=float(number % 3 > 0), max_tokens=LONGEST, eos_token_ids=(END, OTHER_END), seed=number,
             min_tokens=3 if number % 7 == 0 else 0,
@@ -45,7 +45,9 @@ def asks() -> list[Ask]:
 
 
 def answers(cell: Cell) -> tuple[dict[tuple[int, int], Answer], Engine]:
-    engine = Engine(demo_folder(), tokens(), cell)
+    engine = Engine(
+        draft_folder(), tokens(), cell
+    )  # which takes a quarter of the time, and what it says is random, too
     return engine.answer(asks()), engine
 
 

@@ -4,7 +4,7 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.protocol.config import Config, LinksConfig, TokenizerConfig, fields
@@ -101,6 +101,7 @@ def test_a_choice_is_one_of_those_named(field):
 
 
 @pytest.mark.parametrize("field", fields(), ids=named)
+@settings(max_examples=25)
 @given(value=st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary()))
 def test_a_value_of_another_type_is_refused(field, value):
     if type(value) is field.type or (field.type is float and type(value) is int):

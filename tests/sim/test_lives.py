@@ -25,7 +25,7 @@ def seeds(each_time: int, count: int) -> list[Any]:
     return [pytest.param(seed, marks=pytest.mark.long if seed >= each_time else ()) for seed in range(count)]
 
 
-@pytest.mark.parametrize("seed", seeds(36, 200))
+@pytest.mark.parametrize("seed", seeds(24, 200))
 def test_300_lives(seed: int) -> None:
     run(seed, 300)
 

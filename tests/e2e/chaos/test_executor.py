@@ -1,4 +1,4 @@
-"""The executor is killed, stopped, crashes and hangs under 64 streams: each ends with exactly its own tokens."""
+"""The executor is killed, stopped, crashes and hangs under 32 streams: each ends with exactly its own tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.e2e.chaos.leftovers import at_rest, ended, holdings, nothing_kept
 from tests.e2e.chaos.streams import Answer, answers, bodies, marks
 from tests.e2e.server import FAULTY, LIMIT, Server, serving
 
-STREAMS = 64
+STREAMS = 32
 LONG = 60  # tokens of a stream
 ROOM = ("--max-num-seqs", "96")
 DIED, HANGS = "process_died child=executor-0", "process_hangs child=executor-0"

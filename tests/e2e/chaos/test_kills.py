@@ -20,7 +20,7 @@ from tests.e2e.chaos.crowd import Ask, Heard, calm, characters, crowd, play
 from tests.e2e.chaos.leftovers import Holding, at_rest, ended, holdings, nothing_kept
 from tests.e2e.server import FAULTY, Server, command_line, descendants, serving
 
-STREAMS = 64
+STREAMS = 32
 KILLS = 1  # of each kind in the ordinary run
 LONG_KILLS = 20
 LONG_STOPS = 5

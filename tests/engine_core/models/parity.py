@@ -41,6 +41,7 @@ SIZES: dict[str, Any] = {
 }
 CHUNKS = (17, 1, 40, 1, 1, 23)  # of one prompt
 PROMPT = sum(CHUNKS)
+GREEDY = 32  # tokens behind it: steps of one position each, of which all are alike
 
 
 def write_checkpoint(folder: Path, config: PreTrainedConfig, dtype: torch.dtype = torch.float32, **save: Any) -> None:
@@ -173,7 +174,7 @@ def random_prompts(count: int, length: int = PROMPT) -> list[list[int]]:
 def check_parity(
     folder: Path, config: PreTrainedConfig, *, block_size: int = 8, chance: float = 1.1, expanded: int = 0
 ) -> None:
-    """fp32: logits within 1e-4 at every position, 64 greedy tokens identical. bf16: as near to fp32 as theirs is.
+    """fp32: logits within 1e-4 at every position, GREEDY tokens identical. bf16: as near to fp32 as theirs is.
 
     chance: of rounding; more where it decides which experts a token goes to. expanded: as of `PagedRun`; 0: not tried.
     """
@@ -199,9 +200,10 @@ def check_parity(
 
 def check_greedy(reference: PreTrainedModel, run: PagedRun, prompts: list[list[int]]) -> None:
     generated = reference.generate(
-        torch.tensor(prompts), do_sample=False, min_new_tokens=64, max_new_tokens=64, pad_token_id=0, eos_token_id=None
-    )
-    assert run.greedy(64) == generated[:, PROMPT:].tolist()
+        torch.tensor(prompts), do_sample=False, min_new_tokens=GREEDY, max_new_tokens=GREEDY, pad_token_id=0,
+        eos_token_id=None,
+    )  # fmt: skip
+    assert run.greedy(GREEDY) == generated[:, PROMPT:].tolist()
 
 
 @contextmanager
