@@ -41,7 +41,7 @@ SIZES: dict[str, Any] = {
 }
 CHUNKS = (17, 1, 40, 1, 1, 23)  # of one prompt
 PROMPT = sum(CHUNKS)
-GREEDY = 32  # tokens behind it: steps of one position each, of which all are alike
+GREEDY = 64  # tokens behind it
 
 
 def write_checkpoint(folder: Path, config: PreTrainedConfig, dtype: torch.dtype = torch.float32, **save: Any) -> None:
