@@ -32,6 +32,7 @@ from penstock.engine_core.execution.dummy_runs import warmup_steps
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.kv_cache import with_kv_cache
+from penstock.engine_core.models.layers import pack
 from penstock.engine_core.models.memory_estimate import idle_weights, weights
 from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.engine_config import KV_AUTO, KV_FP8
@@ -255,6 +256,7 @@ def build(
     model = registry.build(spec, dtype, where, max_model_len)
     with torch.inference_mode():
         loading.load(model, Path(), "dummy")
+        pack(model.destinations())  # as kernels of groups read them
     used = weights(spec) - idle_weights(spec)
     graphs = None
     if where.type == "cuda" and not eager:
