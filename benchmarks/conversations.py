@@ -266,6 +266,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--timeout", type=float, default=600.0, metavar="X", help="seconds that a request may take")
     found.add_argument("--output", type=Path, help="JSON file for the result")
     found.add_argument("--chip", default="", help="what the running server computes on, for the result")
+    found.add_argument("--commit", default="", help="of this tree, where git cannot tell: in a copy")
     found.add_argument("rest", nargs="*", help="model and options of the server to start, behind --")
     return found
 
@@ -305,7 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.output:
         words = [word.replace(options.api_key, "KEY") for word in words] if options.api_key else words
         told = {"chip": chip, "model": model, "server": options.rest, "load": load, "seed": options.seed}
-        report.write(options.output, "conversations", {**told, "figures": found}, words)
+        report.write(options.output, "conversations", {**told, "figures": found}, words, options.commit)
     return int(bool(found.summary.failed))
 
 
