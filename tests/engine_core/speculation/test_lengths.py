@@ -70,3 +70,6 @@ def test_drafts_are_worth_the_time_of_the_host() -> None:
     assert draft_lengths(64, [[1.0, 1.0]], cost, 100, 6e-5) == [0]
     assert draft_lengths(64, [[1.0, 1.0], [1.0]], cost, 100, 6e-5) == [2, 1]
     assert draft_lengths(1, [[1.0]], measured(1, 1e-3, 0.0), 100, 6e-5) == [1]
+    dear = measured(1, 0.7e-3, 0.3e-3)  # where further positions take time, too
+    assert draft_lengths(1, [[0.5]], dear, 100) == [1]
+    assert draft_lengths(1, [[0.5]], dear, 100, 3e-4) == [0]
