@@ -19,9 +19,9 @@ from penstock.kernels.activation_triton import finish_tile
 from penstock.kernels.chip import chip_of
 from penstock.kernels.linear_tilings import VectorTiling
 from penstock.kernels.quantize import quantize, row_format
-from penstock.kernels.quantized import Float8Weight, Int8Weight, QuantizedRows
+from penstock.kernels.quantized import Float8Weight, Int8Weight
 from penstock.kernels.records import Activation, ExpertBiases, Routes
-from penstock.kernels.scaled_linear_triton import float8_values, readable
+from penstock.kernels.scaled_linear_triton import float8_values, parts_of, readable
 
 Weight: TypeAlias = Tensor | Float8Weight | Int8Weight
 RUN = 128  # inputs side by side in a tile: those of a block of e4m3, unless its blocks have others
@@ -67,7 +67,7 @@ def multiply_pairs(
     kind, slope, limit, shift = gate or SILU
     form = row_format(weight)
     rows = x if form is None else quantize(x, form)
-    values, x_scales = rows[:2] if isinstance(rows, QuantizedRows) else (rows, rows)
+    values, x_scales = parts_of(rows)
     scaled = not isinstance(weight, Tensor)
     numbers, scales = (weight, weight) if isinstance(weight, Tensor) else (readable(weight.values), weight.scales)
     seen = "NONE" if isinstance(weight, Tensor) else weight.activations.upper()
@@ -78,8 +78,8 @@ def multiply_pairs(
     out = torch.empty(tokens if summed else tokens * chosen, width, dtype=x.dtype, device=x.device)
     pdl = chip_of(x.device).pdl
     pair_kernel[(triton.cdiv(width, tiling.outputs), len(out))](
-        values, x_scales, numbers, scales, out if bias is None else bias, routes.experts, routes.shares, out,
-        width, first, values.stride(0), len(values),
+        values, values if x_scales is None else x_scales, numbers, scales, out if bias is None else bias,
+        routes.experts, routes.shares, out, width, first, values.stride(0), len(values),
         HELD=held, CHOSEN=chosen, OUTPUTS=tiling.outputs, INPUTS=inputs, RUN=run, WIDE=max(1, tiling.inputs // run),
         SUMMED=summed, SEEN=seen, SCALED=scaled, HIGH=high, GATED=gate is not None, KIND=kind,
         SLOPE=slope, LIMIT=limit, SHIFT=shift, BIAS=bias is not None, PDL=pdl,

@@ -162,9 +162,9 @@ class Linear(Owner):
 
     def run(self, sources: Sequence[Source], placement: Placement) -> dict[str, Tensor]:
         """Memory of neighbours that are not quantized, one behind the other: they are one product."""
-        sizes = [sum(part.share for part in one.parts) for one in sources]
-        whole = self.runs[sources[0].name] = placement.matrix(sum(sizes), self.share)
-        return dict(zip((one.name for one in sources), torch.split(whole, sizes), strict=True))
+        sizes = [one.share for one in sources]
+        memory = self.runs[sources[0].name] = placement.matrix(sum(sizes), self.share)
+        return dict(zip((one.name for one in sources), torch.split(memory, sizes), strict=True))
 
     def tensors(self, fused: str, formats: Formats, backwards: bool) -> Iterator[Source]:
         """The checkpoint's, by output."""
@@ -173,9 +173,9 @@ class Linear(Owner):
             return
         row = 0
         for name, parts in groupby(self.parts, key=attrgetter("name")):
-            found = tuple(parts)
-            yield Source(name, found, row, format_of(formats, name))
-            row += sum(part.share for part in found)
+            source = Source(name, tuple(parts), row, format_of(formats, name))
+            yield source
+            row += source.share
 
     def matrix(self, source: Source, form: WeightFormat, placement: Placement) -> QuantizedMatrix:
         first = self.rank * self.share
@@ -217,15 +217,16 @@ class Linear(Owner):
 
     def split(self, x: Rows, sizes: Sequence[int]) -> list[Tensor]:
         """`forward`, cut into so many outputs each: what operands compute apart is not put together for that."""
-        ends = set(accumulate(sizes))
-        whole = ends.issuperset(accumulate(operand.shape[0] for operand in self.operands))
-        if not whole or self.adapted is not None:
+        widths = [operand.shape[0] for operand in self.operands]
+        apart = len(widths) > 1 and self.adapted is None
+        if not apart or not {*accumulate(sizes)}.issuperset(accumulate(widths)):
             return list(torch.split(self.forward(x), list(sizes), -1))
-        left, found = list(sizes), list[Tensor]()
+        left, found = iter(sizes), list[Tensor]()
         for piece in self.pieces(x):
-            count = 1 + list(accumulate(left)).index(piece.shape[1])
-            found += torch.split(piece, left[:count], -1)
-            left = left[count:]
+            own: list[int] = []
+            while sum(own) < piece.shape[1]:
+                own.append(next(left))
+            found += torch.split(piece, own, -1)
         return found
 
     def forward_gated(self, x: Rows, rows: RowFormat | None = None) -> Rows:
@@ -248,10 +249,9 @@ class Linear(Owner):
                 continue
             weight, matrix.found = source.arranged(matrix.found), None
             last = found[-1] if found else None
-            if isinstance(last, list):
-                weight = as_low(weight, last[-1])
-            if isinstance(last, list) and can_stack(last[-1], weight):
-                last.append(weight)
+            low = as_low(weight, last[-1]) if isinstance(last, list) else weight
+            if isinstance(last, list) and can_stack(last[-1], low):
+                last.append(low)
             else:
                 found.append([weight])
         self.dense_at = frozenset(at for at, one in enumerate(found) if isinstance(one, Tensor))

@@ -127,6 +127,11 @@ class Source:
         return sum(part.outputs for part in self.parts)
 
     @property
+    def share(self) -> int:
+        """This rank's outputs, with what pads them."""
+        return sum(part.share for part in self.parts)
+
+    @property
     def rows(self) -> slice:
         """Of this rank's outputs, without what pads them."""
         return slice(self.first, self.first + sum(part.held for part in self.parts))
@@ -172,4 +177,4 @@ class Source:
             places = {row: at for at, row in enumerate(held)}
             rows = [places[row] for run in self.runs for row in range(run.start, run.stop, run.step or 1)]
             weight = take_outputs(weight, torch.tensor(rows, device=weight.values.device))
-        return pad_outputs(weight, sum(part.share for part in self.parts))
+        return pad_outputs(weight, self.share)
