@@ -114,14 +114,11 @@ def test_a_gpu_s_kernel_gives_the_bits_of_tiles(count: int, chosen: int, hidden:
     """Of experts with tiles of one group's rows or both's, with more than one, and without any."""
     if gluon.load("experts_hopper") is None or torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("this is no GPU of Hopper's generation")
-    torch.set_default_device("cuda")
-    try:
+    with torch.device("cuda"):
         gate_up, down = (
             quantized("fp8_block", (count, 2 * width, hidden)),
             quantized("fp8_block", (count, hidden, width)),
         )
-    finally:
-        torch.set_default_device("cpu")
     way = SCALED_BY_MEAN[-1][1]
     assert way.sorted
     for tokens in (1, 3, 100, 900, 4096):

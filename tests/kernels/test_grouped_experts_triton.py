@@ -36,12 +36,9 @@ def in_planes(weight: QuantizedWeight) -> PlaneWeight:
 
 
 def operands(layout: str, tokens: int, device: str) -> tuple[Tensor, Routes, QuantizedWeight, QuantizedWeight]:
-    torch.set_default_device(device)
-    try:
+    with torch.device(device):
         gate_up, down = quantized(layout, (COUNT, 2 * WIDTH, HIDDEN)), quantized(layout, (COUNT, HIDDEN, WIDTH))
         x = torch.randn(tokens, HIDDEN) * torch.exp(torch.randn(tokens, HIDDEN))
-    finally:
-        torch.set_default_device("cpu")
     routes = route(torch.randn(tokens, COUNT), Routing(CHOSEN, True))
     return x, Routes(routes.experts.to(device), routes.shares.to(device), COUNT), gate_up, down
 
@@ -60,11 +57,8 @@ def test_products(layout: str, biased: bool, device: str) -> None:
 
 def test_experts_without_gates(device: str) -> None:
     x, routes, _, down = operands("int4", 3, device)
-    torch.set_default_device(device)
-    try:
+    with torch.device(device):
         up = quantized("int4", (COUNT, WIDTH, HIDDEN))
-    finally:
-        torch.set_default_device("cpu")
     given, activation = NO_BIASES, Activation("relu2")
     found = multiply_sorted(x, routes, in_planes(up), in_planes(down), 0, TILING, given, activation, gated=False)
     check(found, reference(x, routes, up, down, given, activation))
@@ -107,11 +101,8 @@ def test_a_host_keeps_experts_as_they_are() -> None:
 @pytest.mark.parametrize("layout", GROUPED)
 @pytest.mark.parametrize(("count", "chosen", "hidden", "width"), [(32, 4, 2880, 2880), (64, 8, 2048, 768)])
 def test_a_gpu_gives_the_product(layout: str, count: int, chosen: int, hidden: int, width: int) -> None:
-    torch.set_default_device("cuda")
-    try:
+    with torch.device("cuda"):
         gate_up, down = quantized(layout, (count, 2 * width, hidden)), quantized(layout, (count, hidden, width))
-    finally:
-        torch.set_default_device("cpu")
     one, two = prepared(gate_up, torch.bfloat16), prepared(down, torch.bfloat16)
     assert isinstance(one, PlaneWeight)
     x = torch.randn(900, hidden, device="cuda").bfloat16()

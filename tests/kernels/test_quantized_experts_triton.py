@@ -41,13 +41,10 @@ def tilings(block: int) -> dict[str, ExpertTiling]:
 
 
 def operands(layout: str, tokens: int, device: str) -> tuple[Tensor, Routes, QuantizedWeight, QuantizedWeight]:
-    torch.set_default_device(device)
-    try:
+    with torch.device(device):
         gate_up = quantized(layout, (COUNT, 2 * WIDTH, HIDDEN), BLOCK)
         down = quantized(layout, (COUNT, HIDDEN, WIDTH), BLOCK)
         x = torch.randn(tokens, HIDDEN) * torch.exp(torch.randn(tokens, HIDDEN))
-    finally:
-        torch.set_default_device("cpu")
     routes = route(torch.randn(tokens, COUNT), Routing(CHOSEN, True))
     return x, Routes(routes.experts.to(device), routes.shares.to(device), COUNT), gate_up, down
 
@@ -71,11 +68,8 @@ def reference(
 def test_experts_without_gates(layout: str, device: str) -> None:
     """Rows are rounded behind the activation."""
     x, routes, _, down = operands(layout, 5, device)
-    torch.set_default_device(device)
-    try:
+    with torch.device(device):
         up = quantized(layout, (COUNT, WIDTH, HIDDEN), BLOCK)
-    finally:
-        torch.set_default_device("cpu")
     activation = Activation("relu2")
     found = multiply_sorted(x, routes, up, down, 0, tilings(BLOCK)["plain"], NO_BIASES, activation, gated=False)
     check(found, reference(x, routes, up, down, NO_BIASES, activation))
@@ -183,11 +177,8 @@ def test_a_gpu_gives_the_product(
 ) -> None:  # fmt: skip
     """shared: of one expert more, to which all tokens go."""
     held = count + shared
-    torch.set_default_device("cuda")
-    try:
+    with torch.device("cuda"):
         gate_up, down = quantized(layout, (held, 2 * width, hidden)), quantized(layout, (held, hidden, width))
-    finally:
-        torch.set_default_device("cpu")
     x = torch.randn(900, hidden, device="cuda").bfloat16()
     logits = torch.randn(900, held, device="cuda")
     routes = route(logits[:, :count], Routing(chosen, True, shared=shared), logits[:, count] if shared else None)

@@ -87,11 +87,8 @@ def test_biases_and_other_gates(device: str) -> None:
 @pytest.mark.usefixtures("poisoned")
 def test_experts_without_gates(device: str) -> None:
     x, routes, _, down = operands("fp8_block", 2, device)
-    torch.set_default_device(device)
-    try:
+    with torch.device(device):
         up = quantized("fp8_block", (COUNT, WIDTH, HIDDEN))
-    finally:
-        torch.set_default_device("cpu")
     activation = Activation("relu2")
     found = multiply(x, routes, up, down, 0, NO_BIASES, activation, gated=False)
     check(found, reference(x, routes, up, down, NO_BIASES, activation))
@@ -161,14 +158,11 @@ def test_batch_invariant_models_have_tiles(
 @pytest.mark.parametrize("layout", ["plain", *SCALED])
 @pytest.mark.parametrize(("count", "chosen", "hidden", "width"), [(257, 9, 2048, 512), (8, 2, 4096, 3584)])
 def test_a_gpu_gives_the_product(layout: str, count: int, chosen: int, hidden: int, width: int) -> None:
-    torch.set_default_device("cuda")
-    try:
+    with torch.device("cuda"):
         if layout == "plain":
             gate_up, down = (weight.cuda() for weight in weights(count, hidden, width, torch.bfloat16))
         else:
             gate_up, down = quantized(layout, (count, 2 * width, hidden)), quantized(layout, (count, hidden, width))
-    finally:
-        torch.set_default_device("cpu")
     for tokens in (1, 2, 4):
         x = torch.randn(tokens, hidden, device="cuda").bfloat16()
         routes = route(torch.randn(tokens, count, device="cuda"), Routing(chosen, True))
