@@ -184,7 +184,7 @@ def tilings(rows: Rows) -> list[Tiling]:
     """Forms of the general kernel worth trying for these rows, all of them by one launch."""
     if max(count for count, _ in rows) > 1:
         forms = [(128, 64, 8, 3), (128, 128, 8, 3), (64, 64, 4, 3), (64, 64, 4, 4)]
-        return [Tiling(lines, keys, n, warps, stages) for n in (1, 4) for lines, keys, warps, stages in forms]
+        return [Tiling(lines, keys, n, warps, stages) for n in (1, 33) for lines, keys, warps, stages in forms]
     most = max(1, max(context for _, context in rows) // 64)
     splits = sorted({min(most, splits) for splits in (1, 2, 4, 8, 16, 32, 64)})
     forms = [(16, 64, 2, 4), (16, 64, 4, 4), (16, 128, 4, 3), (16, 128, 2, 3)]

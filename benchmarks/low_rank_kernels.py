@@ -24,7 +24,7 @@ from torch import Tensor
 from benchmarks import report
 from penstock.kernels.records import AdapterRows, LowRankInputs, LowRankWeight
 
-ROWS, ADAPTERS, RANKS = (1, 8, 16, 64, 256), (1, 8), (16, 64)
+ROWS, ADAPTERS, RANKS = (1, 2, 4, 8, 16, 64, 256, 1024), (1, 8), (16, 64)
 PLACES = 8
 LAYERS, TURNS = 8, 4  # of a step; each turn goes through all layers
 HIDDEN, WIDTH, KEYS = 4096, 14336, 1024
@@ -50,7 +50,8 @@ class Case(NamedTuple):
 
 
 def cases(rows: Sequence[int]) -> list[Case]:
-    return [Case(*one) for one in itertools.product(rows, ADAPTERS, RANKS) if one[0] >= one[1]]
+    found = [Case(one, min(adapters, one), rank) for one, adapters, rank in itertools.product(rows, ADAPTERS, RANKS)]
+    return list(dict.fromkeys(found))
 
 
 class Layer:

@@ -73,22 +73,33 @@ def launched_tiles(batch: AttentionBatch, tokens: int, tiling: Tiling, group: in
 
 
 def partial_results(
-    batch: AttentionBatch, out: Tensor, tiling: Tiling, group: int, tiles: int, reach: int
+    batch: AttentionBatch, out: Tensor, tiling: Tiling, group: int, kv_heads: int, tiles: int, reach: int
 ) -> tuple[Tensor, Tensor, Tensor, int, int]:
     """Memory for what the splits of each tile give, fp32 [tiles, places, lines, dim], and the logarithms of their
-    weights, [tiles, places, lines]; counters of the programs that are done; places and lines.
+    weights, [tiles, places, lines]; counters of the programs that are done; places and lines. Where programs are dealt
+    out, those of a key-value head have their places in their order, whatever their tiles.
 
     tiles: of each key-value head; reach: keys that one sees, at most.
     """
     lines = tile_lines(tiling, group, batch.max_query)
     if tiling.programs == 1:
         return out, out, batch.query_start, 1, lines  # of which nothing is read or written
-    shape = tiles, most_splits(tiling, reach), lines
+    places = most_splits(tiling, reach)
+    tiles = kv_heads if tiling.dealt else tiles * kv_heads
+    shape = tiles, places, lines
     partials = torch.empty(*shape, out.shape[2], dtype=torch.float32, device=out.device)
     lses = torch.empty(*shape, dtype=torch.float32, device=out.device)
-    arrivals = batch.query_start.new_zeros(tiles) if batch.arrivals is None else batch.arrivals
-    assert len(arrivals) >= tiles
-    return partials, lses, arrivals, *shape[1:]
+    counters = tiles * places if tiling.dealt else tiles
+    arrivals = batch.query_start.new_zeros(counters) if batch.arrivals is None else batch.arrivals
+    assert len(arrivals) >= counters
+    return partials, lses, arrivals, places, lines
+
+
+def launch_grid(tiling: Tiling, kv_heads: int, tiles: int) -> tuple[int, int, int]:
+    """Of a launch over so many tiles, see `attention_triton.find_tile`."""
+    if tiling.by_row:
+        return kv_heads, tiles, tiling.programs
+    return (max(tiles, tiling.programs), kv_heads, 1) if tiling.dealt else (tiles, kv_heads, tiling.programs)
 
 
 def tiles_of(batch: AttentionBatch, tokens: int, queries: int, shortest: int) -> Tensor:

@@ -22,7 +22,7 @@ LONG_CHUNK = 4096  # queries of a row from which the tallest tiles measure best
 FEW_TILES = 8  # SMs for each tile of a whole sequence from which longer iterations of more warps measure best
 FEW_CHUNKS = 4  # SMs for each tile of 128 rows from which splitting its keys does
 LONG_REACH = 2048  # keys from which it does
-TALL_WAVES = 2  # tall tiles per processor up to which their keys are cut
+TALL_WAVES = 2  # programs of tall tiles per processor where their keys are cut
 WAVES = 4  # tiles of whole rows per processor up to which their keys are cut
 MIN_SPLIT_KEYS = 128  # fewest keys that are worth a program
 MAX_PROGRAMS = 64
@@ -61,13 +61,18 @@ class Tiling:
 
     block_m: int  # of a tile: queries times the heads of a group, the rest idle; a power of 2, at least 16
     block_n: int  # keys of one iteration; a power of 2, at least 16
-    programs: int  # that share the keys of a tile (split-K)
+    programs: int  # that share the keys of a tile (split-K); where `dealt`, that all tiles of a key-value head share
     warps: int
     stages: int
     by_row: bool = False  # a tile is a sequence, and sequences whose queries do not fit are left out
     split_keys: int = 0  # keys of a split; 0: as many as a program has, at least `min_split_keys`
     min_split_keys: int = MIN_SPLIT_KEYS
     one_loop: bool = False  # all keys are masked, in one loop, and keys and values have one layout
+
+    @property
+    def dealt(self) -> bool:
+        """Whether programs are dealt out to the tiles on the device, which alone knows how many there are."""
+        return self.programs > 1 and not self.by_row and not self.split_keys
 
 
 @dataclass(frozen=True)
@@ -158,7 +163,15 @@ def tall_tiling(shape: Shape, chip: Chip) -> Tiling:
     """Tiles of up to 128 rows over all sequences."""
     kinds = ("short",) if shape.max_query < LONG_CHUNK else ("long", "short")
     tiling = cut(kinds, power_of_2(shape.group), shape, chip)
-    return replace(tiling, programs=split_programs(shape, tall_tiles(shape, tiling), TALL_WAVES, chip))
+    return replace(tiling, programs=tall_programs(shape, tiling, chip))
+
+
+def tall_programs(shape: Shape, tiling: Tiling, chip: Chip) -> int:
+    """Programs of each key-value head for tall tiles, or 1 where as many tokens as there may be fill half the chip. In
+    a step that mixes chunks with other rows they are far fewer than any bound of theirs."""
+    programs = TALL_WAVES * chip.num_sms // shape.kv_heads
+    full = shape.tokens // (tiling.block_m // shape.group)
+    return programs if 2 * full <= programs and shape.reach >= 2 * MIN_SPLIT_KEYS else 1
 
 
 def tall_tiles(shape: Shape, tiling: Tiling) -> int:

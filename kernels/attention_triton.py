@@ -16,12 +16,22 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.attention_fp8 import dim_tile, head_pages, paired, paired_queries, unpack
-from penstock.kernels.attention_schedule import HEADER, PLACE, PREFIX, STEP, UNIT, launched_tiles, partial_results
-from penstock.kernels.attention_tiling import Tiling, power_of_2
+from penstock.kernels.attention_schedule import (
+    HEADER,
+    PLACE,
+    PREFIX,
+    STEP,
+    UNIT,
+    launch_grid,
+    launched_tiles,
+    partial_results,
+)
+from penstock.kernels.attention_tiling import MAX_PROGRAMS, Tiling, power_of_2
 from penstock.kernels.chip import chip_of
 from penstock.kernels.records import AttentionBatch, AttentionOptions, SharedPrefixes
 
 LOG2_E = math.log2(math.e)
+MOST_SHARES: tl.constexpr = tl.constexpr(MAX_PROGRAMS)  # of a tile
 
 
 def attend_tiles(
@@ -45,12 +55,12 @@ def attend_tiles(
     if options.window:
         behind = tiling.block_m // group if batch.limits is None else batch.max_query  # a tile's first query
         reach = min(reach, options.window + behind + tiling.block_n)
-    partials, lses, arrivals, places, lines = partial_results(batch, out, tiling, group, tiles * kv_heads, reach)
+    partials, lses, arrivals, places, lines = partial_results(batch, out, tiling, group, kv_heads, tiles, reach)
     scale, sinks, limits = options.scale * LOG2_E, options.sinks, batch.limits
     if options.softcap:
         scale = 2 * scale / options.softcap  # of the exponent in tanh
     chip = chip_of(q.device)
-    attention_kernel[(kv_heads, tiles, tiling.programs) if tiling.by_row else (tiles, kv_heads, tiling.programs)](
+    attention_kernel[launch_grid(tiling, kv_heads, tiles)](
         q, *paired(k_pages, v_pages), out, partials, lses, arrivals, *(prefixes or (batch.context, lses, lses)), listed,
         batch.query_start, batch.context, batch.slots, batch.block_tables,
         batch.block_tables.stride(0), q.stride(0), places, lines, scale, q if sinks is None else sinks,
@@ -67,23 +77,39 @@ def attend_tiles(
 
 
 @triton.jit
-def find_tile(tiles, query_start, QUERIES: tl.constexpr, BY_ROW: tl.constexpr):
+def find_tile(tiles, query_start, places, QUERIES: tl.constexpr, BY_ROW: tl.constexpr, DEALT: tl.constexpr):
     """A program's key-value head, its tile and the row of that, the row's first token and its number of queries, the
-    tile's first query within the row, and whether this launch serves it. tiles: see `attention_schedule.list_tiles`.
+    tile's first query within the row, and whether this launch serves it; which of the tile's programs it is, and how
+    many those are. tiles: see `attention_schedule.list_tiles`. DEALT: the tiles of a key-value head have as many
+    programs as its `places` hold.
     """
+    own, shares = tl.program_id(2), tl.num_programs(2)
     if BY_ROW:
         kv_head, tile = tl.program_id(0), tl.program_id(1)
         row, first_query, served = tile, 0, True
     else:
         tile, kv_head = tl.program_id(0), tl.program_id(1)
-        served = tile < tl.load(tiles)
+        listed = tl.load(tiles)
+        if DEALT:
+            shares = tl.minimum(tl.maximum(places // tl.maximum(listed, 1), 1), MOST_SHARES)
+            own, tile = tile % shares, tile // shares
+        served = tile < listed
         row = tl.load(tiles + 1 + 2 * tile, mask=served, other=0)
         first_query = tl.load(tiles + 2 + 2 * tile, mask=served, other=0)
     start = tl.load(query_start + row)
     count = tl.load(query_start + row + 1) - start
     if BY_ROW:
         served = (count > 0) & (count <= QUERIES)
-    return kv_head, tile, row, start, count, first_query, served
+    return kv_head, tile, row, start, count, first_query, served, own, shares
+
+
+@triton.jit
+def first_partial(tile, kv_head, shares, places, KV_HEADS: tl.constexpr, DEALT: tl.constexpr):
+    """Which of all places has the first partial result of a tile, int64."""
+    if DEALT:
+        return kv_head.to(tl.int64) * places + tile * shares
+    else:
+        return (tile * KV_HEADS + kv_head).to(tl.int64) * places
 
 
 @triton.jit
@@ -356,12 +382,13 @@ def add_prefix(
 
 @triton.jit
 def split_keys(
-    first, lowest, end,
+    first, lowest, end, shares,
     WINDOW: tl.constexpr, SPLIT_KEYS: tl.constexpr, MIN_ITERATIONS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The first key that a tile sees, where its first split begins, the keys of a split, and how many splits there are.
 
-    first: key that it would begin with; lowest: position of the tile's first query; end: one past its last key.
+    first: key that it would begin with; lowest: position of the tile's first query; end: one past its last key; shares:
+    programs of the tile.
     """
     if WINDOW > 0:
         first = tl.maximum(lowest - WINDOW + 1, 0)
@@ -370,7 +397,7 @@ def split_keys(
         size = SPLIT_KEYS
         base = first // SPLIT_KEYS * SPLIT_KEYS
     else:
-        size = tl.maximum(tl.cdiv(tl.cdiv(end - first, BLOCK_N), tl.num_programs(2)), MIN_ITERATIONS) * BLOCK_N
+        size = tl.maximum(tl.cdiv(tl.cdiv(end - first, BLOCK_N), shares), MIN_ITERATIONS) * BLOCK_N
         base = first
     return first, base, size, tl.maximum(tl.cdiv(end - base, size), 1)
 
@@ -395,28 +422,30 @@ def attention_kernel(
 
     BY_ROW: tiles are sequences, and key-value heads are neighbours in the grid; else tiles are. SPLIT_KEYS: keys of a
     split, or 0 where the programs of a tile divide its keys evenly, with at least MIN_ITERATIONS iterations each.
-    SPLIT_K: several programs take the splits in turn. partials: fp32 [tiles, kv_heads, places, lines, dim]; lses: the
-    same without dim. arrivals: int32 [tiles, kv_heads] counts the programs that are done, and is left zero.
+    SPLIT_K: several programs take the splits in turn. partials: fp32 [tiles, kv_heads, places, lines, dim], or
+    [kv_heads, places, lines, dim] of tiles from a list, see `find_tile`; lses: the same without dim. arrivals: int32
+    [tiles, kv_heads] counts the programs that are done, and is left zero.
     SHARED: rows of one query add what `shared` holds by the schedule, see `kernels.attention_prefix`. LIMITED: limits
     are read, see `AttentionBatch`. ONE_LOOP: one loop masks all keys, where three of few iterations would take most of
     their time to begin and end.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     QUERIES: tl.constexpr = BLOCK_M // GROUP
+    DEALT: tl.constexpr = SPLIT_K and not BY_ROW and SPLIT_KEYS == 0
     if PDL:
         if SPLIT_K:  # few programs, which leave SMs to the next kernel
             tl.extra.cuda.gdc_launch_dependents()
         if SHARED or LIMITED or not BY_ROW:  # earlier kernels may have made the schedule, the limits or the tiles
             tl.extra.cuda.gdc_wait()
-    kv_head, tile, row, start, count, first_query, served = find_tile(tiles, query_start, QUERIES, BY_ROW)
+    kv_head, tile, row, start, count, first_query, served, own, shares = find_tile(
+        tiles, query_start, places, QUERIES, BY_ROW, DEALT)  # fmt: skip
     length = tl.load(context + row)
     slot = tl.load(slots + row)
     lowest = length - count + first_query  # position of the tile's first query
     highest = lowest + tl.minimum(QUERIES, count - first_query) - 1
     limit, end = last_keys(limits, start, count, first_query, length, highest, GROUP, QUERIES, BLOCK_M, LIMITED)
     first = shared_units(schedule, row) * UNIT if SHARED else 0
-    first, base, size, splits = split_keys(first, lowest, end, WINDOW, SPLIT_KEYS, MIN_ITERATIONS, BLOCK_N)
-    own = tl.program_id(2)
+    first, base, size, splits = split_keys(first, lowest, end, shares, WINDOW, SPLIT_KEYS, MIN_ITERATIONS, BLOCK_N)
     if PDL and BY_ROW and not (SHARED or LIMITED):  # the rows were there before the previous kernel, the rotation
         tl.extra.cuda.gdc_wait()
     if (not served) | (own >= splits):
@@ -431,11 +460,11 @@ def attention_kernel(
     out_places = (token * HEADS + head)[:, None] * DIM + dims[None, :]
     k_pages, v_pages, scale, gain = head_pages(k_pages, v_pages, scale, kv_scales, kv_head, KV_HEADS, DIM)
     table = block_tables + slot.to(tl.int64) * table_stride
-    held = (tile * KV_HEADS + kv_head).to(tl.int64) * places * lines  # row of the tile's first partial
+    held = first_partial(tile, kv_head, shares, places, KV_HEADS, DEALT) * lines
     if SPLIT_KEYS > 0:
         found = tl.zeros([BLOCK_M, DIM_TILE], tl.float32)
         row_max, row_sum = first_weight(sinks, head, real, SINKS)
-        for split in range(own, splits, tl.num_programs(2)):
+        for split in range(own, splits, shares):
             low = base + split * SPLIT_KEYS
             partial, lse = attend_split(
                 q_tile, k_pages, v_pages, table, position, limit, scale, gain, lowest, highest,
@@ -466,7 +495,7 @@ def attention_kernel(
                 partial = add_sinks(partial, lse, sinks, head, real)
             tl.store(out + out_places, partial.to(out.dtype.element_ty), mask=real[:, None] & in_head)
     if SPLIT_K and (SPLIT_KEYS > 0 or splits > 1):  # noqa: SIM102 - `and` of the language evaluates both sides
-        if arrives_last(arrivals + tile * KV_HEADS + kv_head, tl.minimum(splits, tl.num_programs(2))):
+        if arrives_last(arrivals + tile * KV_HEADS + kv_head, tl.minimum(splits, shares)):
             write_combined(
                 out, partials + held * DIM, lses + held, sinks, splits, lines, start, count, first_query, kv_head,
                 HEADS, GROUP, QUERIES, COMBINE_M, DIM, DIM_TILE, SINKS,

@@ -13,15 +13,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.attention_schedule import launched_tiles, partial_results
+from penstock.kernels.attention_schedule import launch_grid, launched_tiles, partial_results
 from penstock.kernels.attention_tiling import (
-    TALL_WAVES,
     WAVES,
     Shape,
     Tiling,
     power_of_2,
     split_programs,
-    tall_tiles,
+    tall_programs,
     with_invariant_splits,
 )
 from penstock.kernels.attention_triton import (
@@ -30,6 +29,7 @@ from penstock.kernels.attention_triton import (
     combine,
     combine_splits,
     find_tile,
+    first_partial,
     split_keys,
     store_partial,
 )
@@ -62,7 +62,7 @@ def attend_latents(q: Tensor, pages: Tensor, batch: AttentionBatch, rank: int, s
         attend_tiles(q, pages, out, batch, scale, low, shape)
     if batch.max_query > queries:
         tall, shape = cut(q, pages, batch, rank, lines, chip, tall=True)
-        tall = replace(tall, programs=split_programs(shape, tall_tiles(shape, tall), TALL_WAVES, chip))
+        tall = replace(tall, programs=tall_programs(shape, tall, chip))
         attend_tiles(q, pages, out, batch, scale, tall, shape, queries + 1 if rows > 1 else 1)
     return out
 
@@ -105,10 +105,10 @@ def attend_tiles(
     assert q.is_contiguous() and pages.is_contiguous()  # noqa: PT018
     listed, tiles = launched_tiles(batch, tokens, tiling, shape.group, shortest)
     partials, lses, arrivals, places, lines = partial_results(
-        batch, out, tiling, shape.group, tiles * groups, batch.max_context
+        batch, out, tiling, shape.group, groups, tiles, batch.max_context
     )  # fmt: skip
     pdl = chip_of(q.device).pdl
-    latent_kernel[(groups, tiles, tiling.programs) if tiling.by_row else (tiles, groups, tiling.programs)](
+    latent_kernel[launch_grid(tiling, groups, tiles)](
         q, pages, out, partials, lses, arrivals, listed, batch.query_start, batch.context, batch.slots,
         batch.block_tables, batch.block_tables.stride(0), places, lines, scale * LOG2_E,
         HEADS=heads, GROUP=shape.group, RANK=rank, DIM=width - rank, RANK_TILE=max(LOWEST, power_of_2(rank)),
@@ -193,13 +193,14 @@ def latent_kernel(
     """One tile over some splits of its keys, by some heads; the rest as of `attention_triton.attention_kernel`, in
     which these are the heads of a key-value head."""
     QUERIES: tl.constexpr = BLOCK_M // GROUP
+    DEALT: tl.constexpr = SPLIT_K and not BY_ROW and SPLIT_KEYS == 0
     begin_pdl(PDL)
-    group, tile, row, start, count, first_query, served = find_tile(tiles, query_start, QUERIES, BY_ROW)
+    group, tile, row, start, count, first_query, served, own, shares = find_tile(
+        tiles, query_start, places, QUERIES, BY_ROW, DEALT)  # fmt: skip
     length = tl.load(context + row)
     lowest = length - count + first_query  # position of the tile's first query
     end = lowest + tl.minimum(QUERIES, count - first_query)
-    _, base, size, splits = split_keys(0, lowest, end, 0, SPLIT_KEYS, MIN_ITERATIONS, BLOCK_N)
-    own = tl.program_id(2)
+    _, base, size, splits = split_keys(0, lowest, end, shares, 0, SPLIT_KEYS, MIN_ITERATIONS, BLOCK_N)
     if (not served) | (own >= splits):
         return
     tile_rows = tl.arange(0, BLOCK_M)
@@ -214,13 +215,13 @@ def latent_kernel(
     q_turned = tl.load(q_places + RANK + dims[None, :], mask=real[:, None] & (dims < DIM)[None, :], other=0.0)
     table = block_tables + tl.load(slots + row).to(tl.int64) * table_stride
     counter = tile * (HEADS // GROUP) + group
-    held = counter.to(tl.int64) * places * lines  # row of the tile's first partial
+    held = first_partial(tile, group, shares, places, HEADS // GROUP, DEALT) * lines
     out_places = out + line[:, None] * RANK + ranks[None, :]
     in_out = real[:, None] & (ranks < RANK)[None, :]
     if SPLIT_KEYS > 0:
         found = tl.zeros([BLOCK_M, RANK_TILE], tl.float32)
         row_max, row_sum = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
-        for split in range(own, splits, tl.num_programs(2)):
+        for split in range(own, splits, shares):
             low = base + split * SPLIT_KEYS
             partial, lse = attend_split(
                 q_latent, q_turned, pages, table, position, scale, low, tl.minimum(low + SPLIT_KEYS, end),
@@ -244,7 +245,7 @@ def latent_kernel(
         else:
             tl.store(out_places, partial.to(out.dtype.element_ty), mask=in_out)
     if SPLIT_K and (SPLIT_KEYS > 0 or splits > 1):  # noqa: SIM102 - `and` of the language evaluates both sides
-        if arrives_last(arrivals + counter, tl.minimum(splits, tl.num_programs(2))):
+        if arrives_last(arrivals + counter, tl.minimum(splits, shares)):
             write_combined(
                 out, partials + held * RANK, lses + held, splits, lines, start, count, first_query, group,
                 HEADS, GROUP, RANK, RANK_TILE, BLOCK_M, COMBINE_M,

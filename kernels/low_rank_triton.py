@@ -2,8 +2,9 @@
 
 Rows are sorted by place as experts' pairs are, in tiles of one place; a base row is in none. The first kernel shrinks:
 its programs have a share of the inputs each, since ranks are too few outputs to fill a chip, and leave partial sums.
-The second adds these up in their order, expands them and adds to the product. How inputs are shared follows from the
-weight alone, and matrix units add in order whatever the tile, so that a row's sums are the same among any others.
+The second adds these up in their order, expands them and adds to the product. Of many rows, which many programs expand,
+the last program to shrink adds them up. How inputs are shared follows from the weight alone, and matrix units add in
+order whatever the tile, so that a row's sums are the same among any others.
 
 With few rows these are mostly launches. So up to 256 rows the tiles of a dense product shrink and add themselves, if
 they can (`kernels.low_rank_tiles_triton`). Up to 8 rows a product fetches weights before its rows are known and adds
@@ -14,13 +15,14 @@ before it waits. Both cut the inputs in other ways, so invariant rows are left t
 from __future__ import annotations
 
 from itertools import cycle
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.attention_triton import arrives_last
 from penstock.kernels.chip import chip_of
 from penstock.kernels.launch import begin_pdl
 from penstock.kernels.linear_tilings import PIPELINED_ROWS, PipelinedTiling, Tiling
@@ -33,6 +35,7 @@ FEW = 256  # rows up to which tiles are small, and products add themselves
 SMALL, LARGE = 16, 32  # rows of a tile: matrix units take these in one way on every chip
 BLOCK = 64  # lines of `a` in one program, and of `b` multiplied at once
 PARTIALS = 1024  # lines of partial sums in all: fewer lines of `a` are shared out more finely
+BLOCKS = PARTIALS // 2 // BLOCK  # of lines of a weight whose inputs have several shares, at most
 
 
 class Cut(NamedTuple):
@@ -51,7 +54,9 @@ def sort_rows(places: Tensor, count: int, *, invariant: bool) -> AdapterRows:
     few = len(places) <= FEW
     if invariant or not few:
         tile = SMALL if invariant or few else LARGE
-        return AdapterRows(places, (), sort_pairs(places[:, None], 1, count, tile), tile)
+        most = 0 if few else most_tiles(len(places), count, tile) * BLOCKS
+        arrivals = places.new_zeros(most) if most else None
+        return AdapterRows(places, (), sort_pairs(places[:, None], 1, count, tile), tile, arrivals=arrivals)
     counts = counters(most_tiles(len(places), count, SMALL), count, places.device)
     schedule = sort_pairs(places[:, None], 1, count, SMALL, early=False, sizes=sizes_in(counts, count))
     return AdapterRows(places, (), schedule, SMALL, True, counts, cycle((0, 1)))
@@ -65,7 +70,7 @@ def shares_of(lines: int, inputs: int, cut: Cut) -> tuple[int, int]:
 
 
 def shrink_rows(x: Tensor, rows: AdapterRows, weight: LowRankWeight) -> LowRankSum:
-    """`kernels.low_rank.shrink` by the kernel: sums of each share, fp32 [shares, rows, lines]."""
+    """`kernels.low_rank.shrink` by the kernel: sums of each share, fp32 [shares, rows, lines], or of them all."""
     assert rows.schedule is not None, "sorted on this device"
     chip, (lines, inputs) = chip_of(x.device), weight.a.shape[1:]
     assert x.shape[1] == inputs
@@ -76,12 +81,16 @@ def shrink_rows(x: Tensor, rows: AdapterRows, weight: LowRankWeight) -> LowRankS
     shares, share = shares_of(lines, inputs, cut)
     block = min(cut.lines, triton.next_power_of_2(lines))
     partials = torch.empty(shares, len(x), lines, dtype=torch.float32, device=x.device)
+    summed: dict[str, Any] = {}
+    if not early:
+        arrivals = rows.arrivals if shares > 1 else None
+        summed = {"arrivals": partials if arrivals is None else arrivals, "SUMMED": arrivals is not None}
     (early_kernel if early else shrink_kernel)[(len(rows.schedule[1]) * shares, triton.cdiv(lines, block))](
         x, weight.a, partials, *rows.schedule, len(x), lines, inputs, x.stride(0), weight.a.stride(0),
         SHARE=share, SHARES=shares, ROWS=rows.tile, LINES=block, INPUTS=cut.inputs, EVEN=inputs % cut.inputs == 0,
-        PDL=chip.pdl, num_warps=4 if early else chip.loop_warps, num_stages=2, launch_pdl=chip.pdl,
+        PDL=chip.pdl, num_warps=4 if early else chip.loop_warps, num_stages=2, launch_pdl=chip.pdl, **summed,
     )  # fmt: skip
-    return LowRankSum(partials, rows, weight)
+    return LowRankSum(partials[:1] if summed.get("SUMMED") else partials, rows, weight)
 
 
 def expand_rows(out: Tensor, addition: LowRankSum) -> None:
@@ -127,11 +136,12 @@ def least_block(rank: int) -> int:
 
 @triton.jit(do_not_specialize=("rows",))
 def shrink_kernel(
-    x, a, partials, order, tiles, count, rows, lines, inputs, x_stride, a_stride,
+    x, a, partials, order, tiles, count, rows, lines, inputs, x_stride, a_stride, arrivals,
     SHARE: tl.constexpr, SHARES: tl.constexpr, ROWS: tl.constexpr, LINES: tl.constexpr, INPUTS: tl.constexpr,
-    EVEN: tl.constexpr, PDL: tl.constexpr,
+    EVEN: tl.constexpr, SUMMED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The partial sums of one tile of rows, some lines of its place's `a` and a share of the inputs."""
+    """The partial sums of one tile of rows, some lines of its place's `a` and a share of the inputs. SUMMED: where
+    those of the first share stand, the last program of all shares leaves their sum."""
     begin_pdl(PDL)
     tile = tl.program_id(0) // SHARES
     if tile >= tl.load(count):
@@ -147,8 +157,16 @@ def shrink_kernel(
         values = load_tile(x_lines, start, inputs, INPUTS, EVEN, False)
         weights = load_tile(a_lines, start, inputs, INPUTS, EVEN, True)
         sums = tl.dot(values, weights, sums, input_precision="ieee")
-    found = partials + (share.to(tl.int64) * rows + row)[:, None] * lines + line[None, :]
-    tl.store(found, sums, mask=(at < size)[:, None] & (line < lines)[None, :])
+    real = (at < size)[:, None] & (line < lines)[None, :]
+    first = partials + row[:, None] * lines + line[None, :]
+    apart = rows.to(tl.int64) * lines
+    tl.store(first + share * apart, sums, mask=real)
+    if SUMMED:  # noqa: SIM102 - `and` of the language evaluates both sides
+        if arrives_last(arrivals + tile * tl.num_programs(1) + tl.program_id(1), SHARES):
+            sums = tl.zeros([ROWS, LINES], tl.float32)
+            for other in range(SHARES):
+                sums += tl.load(first + other * apart, mask=real, other=0.0)
+            tl.store(first, sums, mask=real)
 
 
 @triton.jit

@@ -150,6 +150,7 @@ class AdapterRows(NamedTuple):
     early: bool = False  # kernels may read the schedule before they wait for the one before them
     counts: Tensor | None = None  # int32, of products whose own tiles add, see `kernels.low_rank_tiles_triton`
     turns: Iterator[int] | None = None  # which of its counters the next of these products takes: 0 and 1 in turns
+    arrivals: Tensor | None = None  # int32 zeros, of many rows, where the last program of a tile adds up what it shrank
 
 
 class LowRankInputs(NamedTuple):

@@ -55,7 +55,16 @@ def test_few_long_rows_are_split_and_many_are_not() -> None:
     assert low([(1, 64)]).programs == 1
     assert low([(1, 8192)], window=MIN_SPLIT_KEYS - 1).programs == 1
     assert tall_tiling(shape([(8192, 8192)]), H200).programs == 1
-    assert tall_tiling(shape([(16, 32768)]), H200).programs > 1
+
+
+def test_programs_of_short_chunks_follow_no_bound_of_tiles() -> None:
+    """A graph has room for as many rows as tokens, most of which are never there."""
+    for batch in ([(16, 32768)], [(16, 8192)] + [(1, 100)] * 47, [(1, 8192)] * 64):
+        assert tall_tiling(shape(batch), H200).programs == 33
+    assert tall_tiling(shape([(255, 8192)]), H200).programs == 33
+    assert tall_tiling(shape([(16, 32768)], heads=64), H200).programs == 33
+    assert tall_tiling(shape([(300, 8192)]), H200).programs == 1
+    assert tall_tiling(shape([(16, 200)]), H200).programs == 1
 
 
 def test_few_rows_fill_the_device_too() -> None:
@@ -158,6 +167,7 @@ def stored(shape: Shape, form: Tiling) -> int:
     tiles = shape.rows if form.by_row else most_tiles(shape.rows, shape.tokens, queries, 1)
     lines = min(queries, shape.max_query) * shape.group if form.by_row else form.block_m
     splits = -(-shape.reach // form.split_keys) + 1 if form.split_keys else form.programs
+    tiles = 1 if form.dealt else tiles
     return 4 * tiles * shape.kv_heads * splits * lines * (shape.dim + 1)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from penstock.kernels.attention_schedule import tiles_of
 from penstock.kernels.attention_tiling import Tiling
 from penstock.kernels.attention_triton import attend_tiles
 from penstock.kernels.records import AttentionBatch
@@ -74,10 +75,11 @@ def alone(scene: Scene, first: int, count: int, context: int, row: int) -> Atten
         (2, 2, 32, 8, 16, 1),
         (4, 2, 64, 16, 32, 1),
         (4, 1, 128, 32, 16, 1),
-        (8, 1, 32, 16, 32, 3),
-        (6, 2, 16, 7, 16, 2),  # three heads in a group: a line of the tile stays idle
+        (8, 1, 32, 16, 32, 30),
+        (6, 2, 16, 7, 16, 20),  # three heads in a group: a line of the tile stays idle
         (2, 1, 24, 1, 16, 1),  # lanes past the head stay idle
-        (2, 2, 8, 16, 16, 5),  # more programs than blocks of keys
+        (2, 2, 8, 16, 16, 80),  # more programs than blocks of keys
+        (4, 2, 16, 8, 16, 2),  # fewer than tiles
     ],
 )
 @pytest.mark.parametrize("rows", [MIXED, SINGLES, BORDERS], ids=["mixed", "singles", "borders"])
@@ -95,7 +97,7 @@ def test_a_tile_for_each_row(rows: Rows, split_keys: int, programs: int, device:
 
 
 @pytest.mark.parametrize("window", [1, 6, 16, 17, 100])
-@pytest.mark.parametrize(("programs", "split_keys"), [(1, 0), (2, 0), (1, 32), (2, 32)])
+@pytest.mark.parametrize(("programs", "split_keys"), [(1, 0), (9, 0), (1, 32), (2, 32)])
 @pytest.mark.parametrize("rows", [[(7, 7), (1, 33), (20, 50)], [(1, 5), (1, 40), (1, 64)]], ids=["mixed", "singles"])
 def test_windows(rows: Rows, programs: int, split_keys: int, window: int, device: str) -> None:
     by_row = rows[0][0] == 1
@@ -159,9 +161,41 @@ def test_partial_results_take_no_more_lines_than_hold_something(
     torch.testing.assert_close(out.cpu().double(), scene.expected(), atol=3e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("queries", "shares"), [((9,), 7), ((9, 20), 2), ((9, 30, 30), 1)])
+def test_programs_are_dealt_out_to_the_tiles_that_there_are(
+    queries: tuple[int, ...], shares: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many rows there may be: those of a captured graph are as many as its tokens. Tiles have 16 queries."""
+    made: list[torch.Tensor] = []
+
+    def empty(*sizes: int, **options: Any) -> torch.Tensor:
+        made.append(torch.full(sizes, math.nan, **options))
+        return made[-1]
+
+    scene = Scene([(count, 100) for count in queries], 2, 2, 16, 8)
+    padded, last = scene.on(device), sum(queries)
+    padding = padded.batch.context.new_zeros(40)
+    padded.batch = replace(
+        padded.batch,
+        query_start=torch.cat((padded.batch.query_start, padding + last)),
+        context=torch.cat((padded.batch.context, padding)),
+        slots=torch.cat((padded.batch.slots, padding)),
+    )
+    out = torch.empty(scene.q.shape, device=device)
+    tiles_of(padded.batch, last, 16, 1)  # which takes memory of its own
+    monkeypatch.setattr(torch, "empty", empty)
+    attend_tiles(padded.q, padded.k_pages, padded.v_pages, out, padded.batch, padded.options(), form(16, 7))
+    partials, weights = made
+    assert partials.shape == (2, 7, 16, 16)
+    tiles = sum(-(-count // 16) for count in queries)
+    held = shares * tiles if shares > 1 else 0
+    assert (~weights.isnan().all(2)).sum(1).tolist() == [held, held]
+    torch.testing.assert_close(out.cpu().double(), scene.expected(), atol=3e-6, rtol=1e-5)
+
+
 @pytest.mark.parametrize(("softcap", "sinks"), [(1.5, False), (0.0, True), (1.5, True)])
 @pytest.mark.parametrize("window", [0, 6])
-@pytest.mark.parametrize(("programs", "split_keys"), [(1, 0), (2, 0), (1, 32), (2, 32)])
+@pytest.mark.parametrize(("programs", "split_keys"), [(1, 0), (9, 0), (1, 32), (2, 32)])
 @pytest.mark.parametrize("rows", [[(7, 7), (1, 33), (20, 50)], [(1, 5), (1, 40), (1, 64)]], ids=["mixed", "singles"])
 def test_softcaps_and_sinks(
     rows: Rows, programs: int, split_keys: int, window: int, softcap: float, sinks: bool, device: str
@@ -172,7 +206,7 @@ def test_softcaps_and_sinks(
 
 
 @pytest.mark.parametrize("window", [0, 1, 6, 17, 100])
-@pytest.mark.parametrize(("programs", "split_keys"), [(1, 0), (3, 0), (1, 32), (2, 32)])
+@pytest.mark.parametrize(("programs", "split_keys"), [(1, 0), (16, 0), (1, 32), (2, 32)])
 @pytest.mark.parametrize(("block_m", "by_row"), [(16, False), (32, False), (64, True)])
 def test_tokens_of_an_image_see_one_another(
     block_m: int, by_row: bool, programs: int, split_keys: int, window: int, device: str
@@ -184,13 +218,13 @@ def test_tokens_of_an_image_see_one_another(
 @pytest.mark.parametrize("split_keys", [0, 32])
 def test_an_image_of_many_splits_behind_a_short_window(split_keys: int, device: str) -> None:
     """A tile of the first queries sees many more keys than its window and its own have."""
-    check(Scene([(110, 120)], 4, 2, 16, 8, images=[(0, 12, 118)]), device, form(16, 3, split_keys=split_keys), 6)
+    check(Scene([(110, 120)], 4, 2, 16, 8, images=[(0, 12, 118)]), device, form(16, 40, split_keys=split_keys), 6)
 
 
 def test_images_with_softcaps_and_sinks(device: str) -> None:
     scene = Scene(PICTURES, 6, 2, 16, 8, softcap=1.5, sinks=True, images=IMAGES)
     scene.batch = replace(scene.batch, limits=scene.batch.limits.long())
-    check(scene, device, form(16, 2), 17)
+    check(scene, device, form(16, 24), 17)
 
 
 @pytest.mark.parametrize("window", [0, 40])
@@ -222,7 +256,7 @@ def test_padding_has_any_limit(device: str) -> None:
         limits=torch.cat((padded.batch.limits, padded.batch.limits.new_tensor([30, 30]))),
     )
     padded.q = torch.cat((padded.q, padded.q[:2]))
-    found = attend(padded, form(16, 2)).cpu()
+    found = attend(padded, form(16, 12)).cpu()
     torch.testing.assert_close(found[:last].double(), scene.expected(), atol=3e-6, rtol=1e-5)
     assert torch.equal(found[last], torch.zeros_like(found[last]))
     torch.testing.assert_close(found[last + 1], torch.full_like(found[last + 1], 2.0))
@@ -234,7 +268,8 @@ def test_padding_has_any_limit(device: str) -> None:
 def test_half_precision(rows: Rows, window: int, dtype: torch.dtype, device: str) -> None:
     if dtype == torch.bfloat16 and device == "cpu":
         pytest.skip("the interpreter multiplies matrices of bfloat16 as if they were integers")
-    check(Scene(rows, 4, 2, 64, 16, dtype), device, form(16, 2, by_row=rows[0][0] == rows[1][0], block_n=32), window)
+    by_row = rows[0][0] == rows[1][0]
+    check(Scene(rows, 4, 2, 64, 16, dtype), device, form(16, 2 if by_row else 8, by_row=by_row, block_n=32), window)
 
 
 def test_launches_leave_each_others_rows_alone(device: str) -> None:
@@ -249,14 +284,14 @@ def test_launches_leave_each_others_rows_alone(device: str) -> None:
     torch.testing.assert_close(found.double(), scene.expected(), atol=3e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("split_keys", [0, 32])
-def test_counters_are_left_zero(split_keys: int, device: str) -> None:
+@pytest.mark.parametrize(("by_row", "split_keys"), [(True, 0), (True, 32), (False, 0)])
+def test_counters_are_left_zero(by_row: bool, split_keys: int, device: str) -> None:
     scene = Scene(SINGLES, 4, 2, 16, 8)
     moved = scene.on(device)
     arrivals = torch.zeros(64, dtype=torch.int32, device=device)
     moved.batch = replace(moved.batch, arrivals=arrivals)
     for _ in range(2):
-        found = attend(moved, form(16, 3, by_row=True, split_keys=split_keys))
+        found = attend(moved, form(16, 3 if by_row else 20, by_row=by_row, split_keys=split_keys))
         torch.testing.assert_close(found.cpu().double(), scene.expected(), atol=3e-6, rtol=1e-5)
         assert not arrivals.any()
 
@@ -268,7 +303,7 @@ def test_counters_must_be_enough(device: str) -> None:
         attend(moved, form(16, 3, by_row=True))
 
 
-@pytest.mark.parametrize("programs", [1, 3])
+@pytest.mark.parametrize("programs", [1, 3, 12])
 @pytest.mark.parametrize("by_row", [False, True])
 def test_rows_without_queries_or_keys(programs: int, by_row: bool, device: str) -> None:
     """Padding: a row without queries costs nothing, one whose context is 0 gives zeros, neighbours are unchanged."""
@@ -325,9 +360,9 @@ def test_bounds_may_be_larger_than_what_there_is(device: str) -> None:
 
 @pytest.mark.parametrize("split_keys", [0, 32])
 def test_a_row_does_not_depend_on_its_batch(split_keys: int, device: str) -> None:
-    """The same tiling gives the same bits, whatever else is in the launch."""
+    """The same tiling gives the same bits, whatever else is in the launch, unless programs are dealt out to tiles."""
     scene = Scene(MIXED, 4, 2, 16, 16).on(device)
-    tiling = form(16, 2, split_keys=split_keys)
+    tiling = form(16, 2 if split_keys else 1, split_keys=split_keys)
     together = attend(scene, tiling)
     for row in (0, 1, 4):
         start, end = scene.batch.query_start[row : row + 2].tolist()

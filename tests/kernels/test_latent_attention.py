@@ -50,13 +50,14 @@ def test_the_kernel_is_attention(rows: Rows, heads: int, invariant: bool, device
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("split_keys", [0, 64])
-def test_splits_are_joined(split_keys: int, device: str) -> None:
-    """Three programs share the keys of a tile, evenly or by splits of a fixed size."""
+@pytest.mark.parametrize(("by_row", "split_keys"), [(True, 0), (True, 64), (False, 0)])
+def test_splits_are_joined(by_row: bool, split_keys: int, device: str) -> None:
+    """Three programs share the keys of a tile, evenly or by splits of a fixed size, or ten those of all tiles."""
     own, pages, expected = scene(LONG, 5)
     own, pages, chip = own.on(device), pages.to(device), chip_of(torch.device(device))
     tiling, shape = twin.cut(own.q, pages, own.batch, RANK, 10, chip, tall=False)
-    tiling = replace(tiling, programs=3, by_row=True, split_keys=split_keys, min_split_keys=32)
+    programs = 3 if by_row else 10
+    tiling = replace(tiling, programs=programs, by_row=by_row, split_keys=split_keys, min_split_keys=32)
     out = torch.empty(*own.q.shape[:2], RANK, device=device)
     batch = replace(own.batch, arrivals=torch.zeros(64, dtype=torch.int32, device=device))
     twin.attend_tiles(own.q, pages, out, batch, (RANK + DIM) ** -0.5, tiling, shape)

@@ -71,12 +71,25 @@ def by_few_rows(out: Tensor, x: Tensor, places: Tensor, weight: LowRankWeight) -
         add_products(out[own], x[own], rows, weight)
 
 
+def by_many_rows(out: Tensor, x: Tensor, places: Tensor, weight: LowRankWeight) -> None:
+    """As of more rows than FEW, twice: the counters are left as they were."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.kernels.low_rank_triton.FEW", 0)
+        rows = sort_rows(places, PLACES, invariant=False)
+    assert rows.arrivals is not None
+    shrink_rows(x, rows, weight)
+    assert not rows.arrivals.any()
+    addition = shrink_rows(x, rows, weight)
+    assert len(addition.shrunk) == 1
+    expand_rows(out, addition)
+
+
 def add_products(out: Tensor, x: Tensor, rows: AdapterRows, weight: LowRankWeight) -> None:
     expand_rows(out, shrink_rows(x, rows, weight))
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("add", [by_reference, by_kernels, by_few_rows])
+@pytest.mark.parametrize("add", [by_reference, by_kernels, by_few_rows, by_many_rows])
 @pytest.mark.parametrize("rank", [16, 48, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.sweep

@@ -87,10 +87,10 @@ def some_places(rows: int, device: str) -> Tensor:
 def test_definition(tiling: Tiling, rank: int, gated: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of parts of several sizes, whose inputs are shared out, with a bias or without."""
     monkeypatch.setattr(low_rank_tiles_triton, "SHARE", 128)
-    outputs, inputs = 96 if gated else 70, 160
+    outputs, inputs = 96 if gated else 86, 160
     for dtype, rows, biased in ((torch.float32, 21, True), (torch.float16, 40, False)):
         x, weight, bias = operands(rows, outputs, inputs, dtype, device)
-        added = adapters(rank, (48, 48) if gated else (32, 16, 22), inputs, dtype, device)
+        added = adapters(rank, (48, 48) if gated else (32, 32, 22), inputs, dtype, device)
         places, chosen = some_places(rows, device), bias if biased else None
         found = multiply(x, weight, chosen, places, added, tiling, gated)
         expected = exact(x, weight, chosen, places, added, gated)
