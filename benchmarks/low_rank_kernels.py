@@ -1,9 +1,8 @@
 """What adapters cost the products of an 8B layer on one GPU: `python -m benchmarks.low_rank_kernels`.
 
 Norms and products of a step's 32 layers, by the weights of eight, are in one CUDA graph. It is timed without adapters
-("base"), with kernels of their own before and behind the products ("before": up to 8 rows are added to by the product's
-kernel), and as served ("now"). Up to 8 rows are also multiplied by tiles that shrink and add ("tiles"). All
-products are held to double precision first, and a graph's replays to its first. The last lines say by how many percent
+("base"), with kernels of their own before and behind the products ("before"), and as served ("now"). Up to 8 rows are also
+multiplied by tiles that shrink and add ("tiles"). All products are held to double precision first, and a graph's replays to its first. The last lines say by how many percent
 each is slower.
 """
 
@@ -24,7 +23,7 @@ from torch import Tensor
 from benchmarks import report
 from penstock.kernels.records import AdapterRows, LowRankInputs, LowRankWeight
 
-ROWS, ADAPTERS, RANKS = (1, 2, 4, 8, 16, 64, 256, 1024), (1, 8), (16, 64)
+ROWS, ADAPTERS, RANKS = (1, 2, 4, 8, 16, 64, 256, 1024), (1, 8), (16, 32, 64)
 PLACES = 8
 LAYERS, TURNS = 8, 4  # of a step; each turn goes through all layers
 HIDDEN, WIDTH, KEYS = 4096, 14336, 1024
@@ -117,7 +116,7 @@ def rows_of(places: Tensor, way: str) -> AdapterRows | None:
     if way == "base":
         return None
     found = adapter_rows(places, PLACES)
-    return found._replace(counts=None, turns=None) if way == "before" else found
+    return found._replace(counts=None, turns=None, arrivals=None) if way == "before" else found
 
 
 def places_of(case: Case, device: torch.device, base: bool = False) -> Tensor:

@@ -29,6 +29,7 @@ from penstock.kernels.attention_triton import attend_tiles
 from penstock.kernels.chip import Chip, chip_of
 from penstock.kernels.records import AttentionBatch, AttentionOptions
 
+FEW_SHARES = 8  # programs of a row up to which those of a row that may be the only one are too few
 ChunkAttention = Callable[[Tensor, Tensor, Tensor, Tensor, AttentionBatch, AttentionOptions, int], None]
 
 
@@ -76,7 +77,10 @@ def launches(shape: Shape, invariant: bool, chip: Chip) -> tuple[Tiling | None, 
         tiling = invariant_tiling(shape, chip)
         return (tiling, None, 1) if tiling.by_row else (None, tiling, 1)
     if shape.max_query * shape.group <= packed_lines(shape, chip):
-        return low_tiling(shape, shape.max_query, chip), None, 1
+        low = low_tiling(shape, shape.max_query, chip)
+        if low.programs <= FEW_SHARES and 1 < shape.rows <= shape.max_query and wants_split_k(shape, chip):
+            return None, tall_tiling(shape, chip), 1  # a captured graph's, whose tokens may all be of one row
+        return low, None, 1
     if shape.rows == 1:
         return None, tall_tiling(shape, chip), 1
     low = low_tiling(shape, max(LOW // shape.group, 1), chip)

@@ -120,6 +120,24 @@ def test_the_queries_of_a_row_are_packed_into_one_tile() -> None:
     assert low([(1, 100)]).by_row
 
 
+def test_tokens_of_a_small_graph_may_be_of_one_row() -> None:
+    """So programs are dealt out to the rows that there are, unless each row has many of its own anyway."""
+    graph = replace(shape([(1, 8192)] * 16), max_query=16)
+    by_row, dealt, shortest = launches(graph, False, H200)
+    assert by_row is None
+    assert dealt is not None
+    assert dealt.dealt
+    assert shortest == 1
+    for other in (
+        replace(graph, max_query=8),  # the rows of a verification
+        replace(graph, max_context=1000),
+        replace(graph, kv_heads=2, heads=8),
+    ):
+        by_row, dealt, _ = launches(other, False, H200)
+        assert by_row is not None
+        assert dealt is None
+
+
 def test_tiles_are_tall_where_rows_have_many_queries() -> None:
     assert tall_tiling(shape([(1, 100), (500, 500)]), H200).block_m == 64
     assert tall_tiling(shape([(1, 100), (5000, 5000)]), H200).block_m == 128
