@@ -1,8 +1,9 @@
 """What adapters cost the products of an 8B layer on one GPU: `python -m benchmarks.low_rank_kernels`.
 
 Norms and products of a step's 32 layers, by the weights of eight, are in one CUDA graph. It is timed without adapters
-("base"), with kernels of their own before and behind the products ("before"), and as served ("now"). Up to 8 rows are also
-multiplied by tiles that shrink and add ("tiles"). All products are held to double precision first, and a graph's replays to its first. The last lines say by how many percent
+("base"), with kernels of their own before and behind the products ("before"), and as served ("now"). Up to 8 rows are
+also multiplied by a product that fetches weights early ("early"), and by tiles that shrink and add ("tiles"). All
+products are held to double precision first, and a graph's replays to its first. The last lines say by how many percent
 each is slower.
 """
 
@@ -31,8 +32,8 @@ SHAPES = {
     "qkv": (HIDDEN, (HIDDEN, KEYS, KEYS)), "output": (HIDDEN, (HIDDEN,)), "gate_up": (HIDDEN, (WIDTH, WIDTH)),
     "down": (WIDTH, (HIDDEN,)),
 }  # fmt: skip  # inputs, and outputs of each part
-WAYS = ("base", "before", "now", "tiles")
-FEW = 8  # rows up to which tiles are a way of their own
+WAYS = ("base", "before", "now", "early", "tiles")
+FEW = 8  # rows up to which these are ways of their own
 MOST_OFF = 0.01  # relative distance from the exact product
 REPLAYS, AGAIN = 9, 20
 FILE = Path("benchmarks/results/h200/low_rank_kernels.json")
@@ -77,11 +78,19 @@ class Layer:
 
     def product(self, name: str, x: Tensor, rows: AdapterRows | None, way: str) -> Tensor:
         from penstock.kernels.linear import gated_linear, linear
-        from penstock.kernels.linear_triton import multiply_by, way_of
+        from penstock.kernels.linear_tilings import PipelinedTiling
+        from penstock.kernels.linear_triton import multiply_by, pipelined_product, way_of
+        from penstock.kernels.low_rank_triton import shrink_rows
 
         weight, gated = self.weights[name], name == "gate_up"
         added = None if rows is None or way == "base" else LowRankInputs(x, rows, self.added[name])
-        if added is not None and way == "tiles":
+        if (
+            added is not None
+            and way == "early"
+            and isinstance(found := way_of(x, weight, gated, False, 2), PipelinedTiling)
+        ):
+            return pipelined_product()(x, weight, None, found, gated=gated, addition=shrink_rows(*added))
+        if added is not None and way in ("early", "tiles"):
             return multiply_by(way_of(x, weight, gated, invariant=True), x, weight, None, gated=gated, added=added)
         found = (gated_linear if gated else linear)(x, weight, addition=added)
         assert isinstance(found, Tensor)

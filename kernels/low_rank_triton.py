@@ -7,9 +7,9 @@ the last program to shrink adds them up. How inputs are shared follows from the 
 order whatever the tile, so that a row's sums are the same among any others.
 
 With few rows these are mostly launches. So up to 256 rows the tiles of a dense product shrink and add themselves, if
-they can (`kernels.low_rank_tiles_triton`). Up to 8 rows a product fetches weights before its rows are known and adds
-the sums (`kernels.linear_hopper`); its inputs are shrunk before it, by a kernel that reads its tile and its weights
-before it waits. Both cut the inputs in other ways, so invariant rows are left to the two kernels.
+they can (`kernels.low_rank_tiles_triton`). A few rows of a small rank have a product that fetches weights before its
+rows are known and adds the sums (`kernels.linear_hopper`); its inputs are shrunk before it, by a kernel that reads its
+tile and its weights before it waits. Both cut the inputs in other ways, so invariant rows are left to the two kernels.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Cut(NamedTuple):
     shares: int  # of the inputs, at most
 
 
+PREFETCHED, NARROW = 64, 32  # rows times their rank, and ranks, up to which fetching a product's weights early pays
 PLAIN, EARLY = Cut(128, BLOCK, 16), Cut(512, 16, 32)
 
 
@@ -114,7 +115,7 @@ def multiply_adapted(
     """`kernels.linear_triton.multiply` with what adapters add, where the product's kernel adds it, of up to 256 rows.
     Where the plan has the library's product, tiles take its place: what they lose is less than two kernels cost."""
     way = None if invariant else way_of(x, weight, gated, invariant, least=2)
-    if isinstance(way, PipelinedTiling):
+    if isinstance(way, PipelinedTiling) and added.weight.rank <= NARROW and len(x) * added.weight.rank <= PREFETCHED:
         pipelined = pipelined_product()
         if pipelined is None or not (tma_compatible(x) and tma_compatible(weight)):
             return None
@@ -123,7 +124,8 @@ def multiply_adapted(
         return pipelined(x, weight, bias, way, gated=gated, addition=shrink_rows(*added))
     if invariant or added.rows.counts is None:
         return None
-    way = way_of(x, weight, gated, invariant=True, least=2) if way is None else way
+    if way is None or isinstance(way, PipelinedTiling):
+        way = way_of(x, weight, gated, invariant=True, least=2)
     if not isinstance(way, Tiling) or not fits_tiles(added, way, gated=gated and way.gated):
         return None
     return multiply_by(way, x, weight, bias, gated=gated, added=added)

@@ -10,8 +10,8 @@ from benchmarks.low_rank_kernels import Case, Layer, cases, off, places_of, rows
 
 
 def test_no_case_has_more_adapters_than_rows() -> None:
-    assert {case[:2] for case in cases([1, 8])} == {(1, 1), (8, 1), (8, 8)}
-    assert Case(8, 1, 16).ways == ("base", "before", "now", "tiles")
+    assert {case[:2] for case in cases([1, 4, 8])} == {(1, 1), (4, 1), (4, 4), (8, 1), (8, 8)}
+    assert Case(8, 1, 16).ways == ("base", "before", "now", "early", "tiles")
     assert Case(9, 1, 16).ways == ("base", "before", "now")
 
 

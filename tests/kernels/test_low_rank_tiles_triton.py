@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.kernels import low_rank_tiles_triton
 from penstock.kernels.chip import CHIPS, chip_of
-from penstock.kernels.linear_tilings import Tiling
+from penstock.kernels.linear_tilings import PipelinedTiling, Tiling
 from penstock.kernels.linear_triton import multiply_by
 from penstock.kernels.low_rank import output_tiles
 from penstock.kernels.low_rank_tiles_triton import fits_tiles
@@ -154,6 +154,31 @@ def test_rules(rows: int, gated: bool, device: str) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=1e-2, atol=6e-2)
     apart = inputs._replace(rows=sort_rows(places, PLACES, invariant=True))
     assert multiply_adapted(x, weight, bias, apart, gated=gated, invariant=True) is None
+
+
+@pytest.mark.parametrize(("rank", "rows", "early"), [(16, 4, True), (16, 5, False), (32, 2, True), (64, 1, False)])
+def test_a_few_rows_of_a_small_rank_have_weights_fetched_early(
+    rank: int, rows: int, early: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles take the others, whose ways measured worse: see benchmarks/notes.md."""
+    taken = []
+
+    def way(x: Tensor, weight: Tensor, gated: bool, invariant: bool, least: int = 1) -> object:
+        return SMALL[0] if invariant else PipelinedTiling(8, 1, 2)
+
+    def pipelined(x: Tensor, weight: Tensor, *_: object, **__: object) -> Tensor:
+        taken.append(x)
+        return x.new_zeros(len(x), len(weight))
+
+    monkeypatch.setattr("penstock.kernels.low_rank_triton.way_of", way)
+    monkeypatch.setattr("penstock.kernels.low_rank_triton.pipelined_product", lambda: pipelined)
+    monkeypatch.setattr("penstock.kernels.low_rank_triton.tma_compatible", lambda _: True)
+    x, weight, _ = operands(rows, 96, 64, torch.float32, device)
+    added = adapters(rank, (48, 48), 64, torch.float32, device)
+    rows_of = sort_rows(some_places(rows, device), PLACES, invariant=False)
+    found = multiply_adapted(x, weight, None, LowRankInputs(x, rows_of, added), gated=False, invariant=False)
+    assert found is not None
+    assert bool(taken) is early
 
 
 def test_tiles_that_cannot_add(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
