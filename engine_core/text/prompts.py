@@ -213,17 +213,18 @@ class Prompter:
 
     def _text_ids(self, request: SubmitText | Tokenize, rendered: Rendered) -> list[int]:
         """A template writes the special tokens itself, so requests of chats come without `add_special_tokens`."""
+        scope = request.cache_salt if isinstance(request, SubmitText) else ""
         if not rendered.pieces:
-            return self._encode(rendered.text, "messages", add_special_tokens=request.add_special_tokens)
+            return self._encode(rendered.text, "messages", add_special_tokens=request.add_special_tokens, scope=scope)
         self._check_length(rendered.text, "messages")
         assert self._controls is not None
         return self._vocabulary.encode_pieces(
-            rendered.pieces, self._controls.texts, add_special_tokens=request.add_special_tokens
+            rendered.pieces, self._controls.texts, add_special_tokens=request.add_special_tokens, scope=scope
         )
 
-    def _encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
+    def _encode(self, text: str, param: str, *, add_special_tokens: bool, scope: str = "") -> list[int]:
         self._check_length(text, param)
-        return self._vocabulary.encode(text, add_special_tokens=add_special_tokens)
+        return self._vocabulary.encode(text, add_special_tokens=add_special_tokens, scope=scope)
 
     def _check_length(self, text: str, param: str) -> None:
         longest = self._limits.max_model_len * self._vocabulary.longest

@@ -14,6 +14,7 @@ import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from penstock.engine_core.models.config_file import decode_json, unreadable
+from penstock.engine_core.tokenizer.piece_cache import LEAST, PieceCache, cut_tokens
 from penstock.protocol.errors import ModelError
 
 OTHER_FILES = ("*.model", "vocab.*", "*.tiktoken", "tekken.json", "tokenizer_config.json")
@@ -43,6 +44,7 @@ class FastCodec:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._plain: PlainTokenizer | None = None  # made when it is first needed
+        self._pieces: PieceCache | None = None  # as well
         self.names = names or {}
         state = tokenizer.decoder.__getstate__() if tokenizer.decoder is not None else b"{}"
         self.decoder: dict[str, Any] = json.loads(state)
@@ -51,9 +53,22 @@ class FastCodec:
         self.special = frozenset(token_id for token_id, token in added.items() if token.special)
         self.added = frozenset(added)
 
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool, scope: str = "") -> list[int]:
+        """Ids of a text. Without what the post-processor adds, parts of it may have been encoded before, for the same
+        scope."""
         with panics():
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            if add_special_tokens or len(text) < LEAST:
+                ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+                return ids
+            if self._pieces is None:
+                cuts = cut_tokens(self._tokenizer.get_added_tokens_decoder().values())
+                self._pieces = PieceCache(self._whole, cuts)
+            found = self._pieces.encode(text, scope)
+        assert found is not None, "every text has ids"
+        return found
+
+    def _whole(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def encode_pair(self, first: str, second: str, most: int, keep_first: bool) -> tuple[list[int], int]:
@@ -68,13 +83,15 @@ class FastCodec:
             found = tokenizer.post_process(one, other, add_special_tokens=True)
         return found.ids, second_type(found.type_ids)
 
-    def encode_pieces(self, pieces: Sequence[str], controls: frozenset[str], add_special_tokens: bool) -> list[int]:
+    def encode_pieces(
+        self, pieces: Sequence[str], controls: frozenset[str], add_special_tokens: bool, scope: str = ""
+    ) -> list[int]:
         """Ids of plain text and control tokens in turn, the first and the last plain. Nothing in plain text is taken
-        for one of `controls`, which are the same at every call."""
+        for one of `controls`, which are the same at every call. scope: as of `encode`."""
         if self._plain is None:
             self._plain = PlainTokenizer(self._tokenizer, controls)
         with panics():
-            return self._plain.encode(pieces, add_special_tokens)
+            return self._plain.encode(pieces, add_special_tokens, scope)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of all ids, special ones included."""
@@ -101,6 +118,7 @@ class FastCodec:
         if fresh:
             self._tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in fresh])
             self.special |= set(fresh.values())
+            self._pieces = None
 
 
 class SlowCodec:
@@ -114,7 +132,8 @@ class SlowCodec:
         self.special = frozenset(int(token_id) for token_id in tokenizer.all_special_ids)
         self.added = frozenset(map(int, tokenizer.added_tokens_decoder))
 
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool, scope: str = "") -> list[int]:
+        del scope
         return [int(i) for i in self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False)]
 
     def encode_pair(self, first: str, second: str, most: int, keep_first: bool) -> tuple[list[int], int]:
@@ -129,9 +148,11 @@ class SlowCodec:
         ids = [int(i) for i in self._tokenizer.build_inputs_with_special_tokens(one, other)]
         return ids, second_type(self._tokenizer.create_token_type_ids_from_sequences(one, other))
 
-    def encode_pieces(self, pieces: Sequence[str], controls: frozenset[str], add_special_tokens: bool) -> list[int]:
+    def encode_pieces(
+        self, pieces: Sequence[str], controls: frozenset[str], add_special_tokens: bool, scope: str = ""
+    ) -> list[int]:
         """As `FastCodec.encode_pieces`; plain text has no added token at all, since these classes know no other way."""
-        del controls
+        del controls, scope
         found: list[int] = []
         for number, piece in enumerate(pieces):
             if number % 2:
@@ -289,19 +310,36 @@ class PlainTokenizer:
         # Some models have their control tokens among the words, where a text may be taken for one.
         unknown = getattr(self._tokenizer.model, "unk_token", None)
         self._forbidden = frozenset(token_id for text, token_id in self._ids.items() if text != unknown)
+        # Stand-ins are nowhere but where they are meant, so a text is cut at any that takes no space beside it.
+        cuts = [self._stand_ins[text] for text, (_, token) in known.items() if not (token.lstrip or token.rstrip)]
+        self._pieces = PieceCache(self._meant_ids, cuts)
 
-    def encode(self, pieces: Sequence[str], add_special_tokens: bool) -> list[int]:
+    def encode(self, pieces: Sequence[str], add_special_tokens: bool, scope: str) -> list[int]:
         """Ids of plain text and control tokens in turn, the first and the last plain."""
         if not any(STAND_IN in piece for piece in pieces[::2]):
             text = "".join([self._stand_ins[piece] if number % 2 else piece for number, piece in enumerate(pieces)])
-            found = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-            own = zip(found.ids, found.special_tokens_mask, strict=True)
-            if not any(token_id in self._forbidden and not frame for token_id, frame in own):
-                return [self._meant.get(token_id, token_id) for token_id in found.ids]
+            found = self._framed_ids(text) if add_special_tokens else self._pieces.encode(text, scope)
+            if found is not None:
+                return found
         ids: list[int] = []
         for number, piece in enumerate(pieces):
             ids += [self._ids[piece]] if number % 2 else self._words(piece)
         return self._framed(ids) if add_special_tokens else ids
+
+    def _meant_ids(self, text: str) -> list[int] | None:
+        """Ids of a text with stand-ins; None where a model finds a control token in plain text."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return (
+            None if not self._forbidden.isdisjoint(ids) else [self._meant.get(token_id, token_id) for token_id in ids]
+        )
+
+    def _framed_ids(self, text: str) -> list[int] | None:
+        """The same with what the post-processor adds, in which control tokens are meant."""
+        found = self._tokenizer.encode(text, add_special_tokens=True)
+        own = zip(found.ids, found.special_tokens_mask, strict=True)
+        if any(token_id in self._forbidden and not frame for token_id, frame in own):
+            return None
+        return [self._meant.get(token_id, token_id) for token_id in found.ids]
 
     def _words(self, text: str) -> list[int]:
         """Ids of plain text in which a model finds control tokens: cut until it finds none."""

@@ -71,17 +71,20 @@ class Vocabulary:
         self.anchor = self._find_anchor() if self.spelling.shape is Shape.WINDOW else None
         self._anchor_text = codec.decode([self.anchor]) if self.anchor is not None else ""
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of `text`; with `add_special_tokens` those that the model's own post-processor adds."""
-        return self._codec.encode(text, add_special_tokens)
+    def encode(self, text: str, *, add_special_tokens: bool, scope: str = "") -> list[int]:
+        """Token ids of `text`; with `add_special_tokens` those that the model's own post-processor adds. scope: see
+        `PieceCache`."""
+        return self._codec.encode(text, add_special_tokens, scope)
 
     def encode_pair(self, first: str, second: str, most: int, *, keep_first: bool) -> tuple[list[int], int]:
         """Token ids of two texts as the model wants them joined: see `FastCodec.encode_pair`."""
         return self._codec.encode_pair(first, second, most, keep_first)
 
-    def encode_pieces(self, pieces: Sequence[str], controls: frozenset[str], *, add_special_tokens: bool) -> list[int]:
+    def encode_pieces(
+        self, pieces: Sequence[str], controls: frozenset[str], *, add_special_tokens: bool, scope: str = ""
+    ) -> list[int]:
         """Token ids of plain text and control tokens in turn: see `FastCodec.encode_pieces`."""
-        return self._codec.encode_pieces(pieces, controls, add_special_tokens)
+        return self._codec.encode_pieces(pieces, controls, add_special_tokens, scope)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of the ids, as the tokenizer library prints it."""

@@ -1,0 +1,165 @@
+"""Texts encoded by pieces have the ids that they have as a whole, in vocabularies of every kind."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, pre_tokenizers
+
+from penstock.engine_core.tokenizer import codec, piece_cache
+from penstock.engine_core.tokenizer.codec import STAND_IN, FastCodec
+from penstock.engine_core.tokenizer.piece_cache import PieceCache, cut_tokens, size
+from tests.engine_core.tokenizer.vocabularies import ADDED, KINDS, SPECIAL, tokenizer
+
+WORDS = st.one_of(
+    st.sampled_from(("one", " two ", "x y", "\n", " ", "Größe", "▁", "</tool_call>", *SPECIAL, *ADDED)),
+    st.text(max_size=9),
+).map(lambda text: text.encode("utf-8", "ignore").decode())
+CONTROLS = frozenset((*SPECIAL, "<tool_call>"))
+
+
+def cached(kind: str, *extra: AddedToken, first: bool = False) -> FastCodec:
+    made = tokenizer(kind)
+    made.add_tokens(list(extra))
+    if first:
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    return FastCodec(made)
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of four characters are remembered."""
+    monkeypatch.setattr(piece_cache, "LEAST", 4)
+    monkeypatch.setattr(codec, "LEAST", 4)
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@given(texts=st.lists(st.lists(WORDS, max_size=6).map("".join), min_size=1, max_size=4))
+@settings(max_examples=25, deadline=None)
+def test_ids_are_those_of_the_whole(kind: str, first: bool, texts: list[str]) -> None:
+    """Texts that share pieces, one after the other; with tokens that take spaces beside them, are words or overlap."""
+    odd = (
+        AddedToken("<strip>", lstrip=True, rstrip=True), AddedToken("end|>x", normalized=False),
+        AddedToken("word", single_word=True), AddedToken("e", normalized=True),
+    )  # fmt: skip
+    found, plain = cached(kind, *odd, first=first), cached(kind, *odd, first=first)
+    for text in (*texts, "".join(texts), "<|im_end|>".join(texts), *texts):
+        assert found.encode(text, False) == plain._tokenizer.encode(text, add_special_tokens=False).ids
+        pieces = [each for part in (text, *texts) for each in (part, "<|im_start|>")][:-1]
+        expected = plain.encode_pieces(pieces, CONTROLS, True)
+        assert found.encode_pieces(pieces, CONTROLS, True) == expected
+        frame = plain.encode("", True)
+        bare = found.encode_pieces(pieces, CONTROLS, False)
+        assert bare == found.encode_pieces(pieces, CONTROLS, False)
+        if not frame and STAND_IN not in text:
+            assert bare == expected
+
+
+def test_chats_are_found_again_whichever_way_they_are_encoded() -> None:
+    """With control tokens in their contents, too, which are text there."""
+    found = cached("byte_level")
+    pieces = ["some text", "<|im_start|>", "more <|im_start|>text", "<|im_end|>", "and more"]
+
+    def fail(text: str) -> list[int]:
+        raise AssertionError(text)
+
+    for encode in (lambda: found.encode("".join(pieces), False), lambda: found.encode_pieces(pieces, CONTROLS, False)):
+        ids = encode()
+        for cache in (found._pieces, found._plain and found._plain._pieces):
+            if cache is not None:
+                cache._encode = fail
+        assert encode() == ids
+
+
+class Counted:
+    """Encodes a text as its letters, and says what was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __call__(self, text: str) -> list[int] | None:
+        self.asked.append(text)
+        return None if "!" in text else list(map(ord, text))
+
+
+def test_what_was_encoded_before_is_not_encoded_again() -> None:
+    encode = Counted()
+    cache = PieceCache(encode, ["<a>", "<b>"])
+    text = "system<a>user<b>ok<a>again"
+    assert cache.encode(text, "") == list(map(ord, text))
+    assert encode.asked == ["system", "<a>user", "<b>ok", "<a>again"]
+    assert cache.encode(text + "<b>more", "") == list(map(ord, text + "<b>more"))
+    assert encode.asked[4:] == ["<b>more"]
+    assert cache.encode("<a>user", "other tenant") == list(map(ord, "<a>user"))
+    assert encode.asked[5:] == ["<a>user"]
+
+
+def test_short_pieces_are_encoded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(piece_cache, "LEAST", 8)
+    encode = Counted()
+    cache = PieceCache(encode, ["<a>"])
+    for _ in range(2):
+        assert cache.encode("x<a>y<a>longer<a>z<a>", "") == list(map(ord, "x<a>y<a>longer<a>z<a>"))
+    assert encode.asked == ["x<a>y", "<a>longer", "<a>z<a>", "x<a>y", "<a>z<a>"]
+
+
+@pytest.mark.parametrize("text", ["<a>plain!<a>more", "!", "<a>more<a>!"])
+def test_a_text_with_a_piece_without_ids_has_none(text: str) -> None:
+    cache = PieceCache(Counted(), ["<a>"])
+    assert cache.encode(text, "") is None
+
+
+def test_pieces_used_last_are_kept() -> None:
+    encode = Counted()
+    cache = PieceCache(encode, ["<a>"], most=3 * size(("", "<a>first"), codec_ids("<a>first")))
+    for name in ("first", "other", "first", "third", "first", "extra"):
+        cache.encode(f"<a>{name}", "")
+    assert encode.asked == [f"<a>{name}" for name in ("first", "other", "third", "extra")]
+    assert cache.bytes <= cache._most
+    cache.encode("<a>first", "")
+    assert len(encode.asked) == 4
+    cache.encode("<a>other", "")
+    assert len(encode.asked) == 5
+    for at in range(40):
+        cache.encode(f"<a>{at:05}", "")
+    assert cache.bytes == sum(size(key, ids) for key, ids in cache._kept.items()) <= cache._most
+
+
+def codec_ids(text: str) -> piece_cache.array[int]:
+    return piece_cache.array("i", map(ord, text))
+
+
+def test_threads_may_share_it() -> None:
+    cache, found = PieceCache(Counted(), ["<a>"], most=2000), []
+    texts = [f"<a>{number:06}" * 3 for number in range(50)]
+
+    def run() -> None:
+        for text in texts * 20:
+            assert cache.encode(text, "") == list(map(ord, text))
+        found.append(True)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert cache.bytes == sum(size(key, ids) for key, ids in cache._kept.items())
+
+
+def test_tokens_at_which_texts_are_cut() -> None:
+    def token(text: str, **options: bool) -> AddedToken:
+        return AddedToken(text, **{"normalized": False, **options})
+
+    assert cut_tokens([token("<a>"), token("<b>"), token("a")]) == ["<a>", "<b>"]
+    assert cut_tokens([token("<a>"), token("x<a>")]) == ["x<a>"]
+    assert cut_tokens([token("<a>"), token("x<")]) == ["x<"]
+    assert cut_tokens([token("<a>"), token("<a><b>")]) == ["<a><b>"]
+    assert cut_tokens([token("aa"), token("aba")]) == []
+    for option in ("normalized", "single_word", "lstrip", "rstrip"):
+        assert cut_tokens([token("<a>", **{option: True})]) == []
+    assert cut_tokens([token("")]) == []
