@@ -39,7 +39,6 @@ from penstock.protocol.storage_blocks import StorageAnswer, StorageMessage
 
 PATIENCE = 2.0  # seconds that copies wait for another process to write what they read
 MOST_BYTES = 4 << 20  # of one copy: those of steps, which share the copy engines, wait for no more
-AHEAD = 3  # parts of a direction that are enqueued and have not ended: to enqueue one takes the host a quarter of a ms
 
 
 class CopyStatistics(msgspec.Struct, frozen=True):
@@ -59,7 +58,6 @@ class Lane:
     staging: Tensor  # uint8 [blocks, run bytes]
     upload: Upload
     stream: torch.cuda.Stream | None
-    ahead: int = 0  # parts that are enqueued and have not ended
     bytes: int = 0
     seconds: float = 0.0
 
@@ -197,7 +195,6 @@ class BlockCopier:
         for lane in (self._out, self._in):
             if lane.stream is not None:
                 lane.stream.synchronize()
-            lane.ahead = 0
         for one in self._begun:
             if one.read is not None:
                 one.read.close()
@@ -240,17 +237,11 @@ class BlockCopier:
 
     def _go_on(self, one: Copies) -> None:
         """Enqueue copies as far as what they read is there, and see which have ended."""
-        self._see_ended(one)
-        while one.at < len(one.table) and one.lane.ahead < AHEAD:
+        if one.at < len(one.table):
             end = len(one.table) if one.read is None else self._arrived(one, one.read)
-            if end == one.at:
-                break
-            self._enqueue(one, min(end, one.at + len(one.lane.staging)))
-            self._see_ended(one)
-
-    def _see_ended(self, one: Copies) -> None:
+            if end > one.at:
+                self._enqueue(one, end)
         while one.parts and one.parts[0].finished:
-            one.lane.ahead -= 1
             part = one.parts.popleft()
             if one.message.to_host and self.shared is not None:
                 self.shared.stamps[one.table[one.done : part.end, 1]] = one.stamps[one.done : part.end]
@@ -270,14 +261,14 @@ class BlockCopier:
 
     @torch.inference_mode()
     def _enqueue(self, one: Copies, end: int) -> None:
-        """Copies of the blocks up to `end`, for which the staging memory has room."""
+        """Copies of the blocks up to `end`, in parts that the staging memory has room for."""
         lane, to_host = one.lane, one.message.to_host
         memory, places = (self.host, one.table[:, 1]) if one.read is None else (one.read.memory, one.read.places)
         with torch.cuda.stream(lane.stream):
-            started, began = time.thread_time(), self._mark(lane)
-            self._copy(lane, memory, one.blocks[one.at : end], places[one.at : end], to_host=to_host)
-            one.parts.append(Part(end, began, self._mark(lane), time.thread_time() - started))
-        lane.ahead += 1
+            for first in range(one.at, end, len(lane.staging)):
+                started, began, last = time.thread_time(), self._mark(lane), min(first + len(lane.staging), end)
+                self._copy(lane, memory, one.blocks[first:last], places[first:last], to_host=to_host)
+                one.parts.append(Part(last, began, self._mark(lane), time.thread_time() - started))
         lane.bytes += (end - one.at) * self._lines.run_bytes
         one.at, one.since = end, time.perf_counter()
 

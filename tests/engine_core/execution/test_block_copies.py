@@ -6,7 +6,6 @@ import select
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 
@@ -72,29 +71,6 @@ def test_pieces_of_the_staging_memory_are_no_limit(monkeypatch) -> None:  # type
     assert run(copier, message(2, [(at + 1, at) for at in range(HOST)], to_host=False)) == [2]
     for line, was in zip(lines, before, strict=True):
         assert torch.equal(line[1 : HOST + 1], was[1 : HOST + 1])
-
-
-def test_few_parts_are_enqueued_ahead_of_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To enqueue all of a prompt's held up steps for some milliseconds. Messages of a direction share the places."""
-    ended: set[int] = set()
-    lines = memory()
-    monkeypatch.setattr(memory_estimate, "STAGING", sum(line[0].nbytes for line in lines))
-    copier = BlockCopier(lines, HOST, CPU)
-    monkeypatch.setattr(block_copies.Part, "finished", property(lambda part: id(part) in ended))
-    assert run(copier, *(message(number, [(at + 1, at) for at in range(4)], to_host=True) for number in (1, 2))) == []
-    assert run(copier, message(3, [(8, 5)], to_host=False)) == [], "the other direction has places of its own"
-    first, second, other = copier._begun
-    assert [first.at, second.at, other.at] == [block_copies.AHEAD, 0, 1]
-    for at, expected in ((0, [4, 0, 1]), (0, [4, 1, 1])):
-        ended.add(id(first.parts[at]))
-        assert run(copier) == []
-        assert [one.at for one in (first, second, other)] == expected
-    ended.update(map(id, (*first.parts, *other.parts)))
-    assert run(copier) == [1, 3]
-    assert second.at == block_copies.AHEAD
-    copier.forget()
-    assert run(copier, message(4, [(1, 1), (2, 2), (3, 3)], to_host=True, epoch=2)) == []
-    assert copier._begun[0].at == block_copies.AHEAD
 
 
 def test_a_new_epoch_and_a_new_scheduler_hear_nothing_of_the_one_before() -> None:
