@@ -169,7 +169,7 @@ def tall_tiling(shape: Shape, chip: Chip) -> Tiling:
 def tall_programs(shape: Shape, tiling: Tiling, chip: Chip) -> int:
     """Programs of each key-value head for tall tiles, or 1 where as many tokens as there may be fill half the chip. In
     a step that mixes chunks with other rows they are far fewer than any bound of theirs."""
-    programs = TALL_WAVES * chip.num_sms // shape.kv_heads
+    programs = max(TALL_WAVES * chip.num_sms // shape.kv_heads, 1)
     full = shape.tokens // (tiling.block_m // shape.group)
     return programs if 2 * full <= programs and shape.reach >= 2 * MIN_SPLIT_KEYS else 1
 

@@ -114,21 +114,23 @@ def multiply_adapted(
 ) -> Tensor | None:
     """`kernels.linear_triton.multiply` with what adapters add, where the product's kernel adds it, of up to 256 rows.
     Where the plan has the library's product, tiles take its place: what they lose is less than two kernels cost."""
-    way = None if invariant else way_of(x, weight, gated, invariant, least=2)
-    if isinstance(way, PipelinedTiling) and added.weight.rank <= NARROW and len(x) * added.weight.rank <= PREFETCHED:
+    if invariant:
+        return None
+    way = tiles = way_of(x, weight, gated, invariant, least=2)
+    if way is None or isinstance(way, PipelinedTiling):
+        tiles = way_of(x, weight, gated, invariant=True, least=2)
+    counted = added.rows.counts is not None
+    if not (counted and isinstance(tiles, Tiling) and fits_tiles(added, tiles, gated=gated and tiles.gated)):
+        tiles = None
+    few = added.weight.rank <= NARROW and len(x) * added.weight.rank <= PREFETCHED
+    if isinstance(way, PipelinedTiling) and (few or tiles is None):
         pipelined = pipelined_product()
         if pipelined is None or not (tma_compatible(x) and tma_compatible(weight)):
             return None
         if len(added.weight.parts) > 3 or any(part.start % (16 * way.warps) for part in added.weight.parts):
             return None  # a program's outputs would be of two parts
         return pipelined(x, weight, bias, way, gated=gated, addition=shrink_rows(*added))
-    if invariant or added.rows.counts is None:
-        return None
-    if way is None or isinstance(way, PipelinedTiling):
-        way = way_of(x, weight, gated, invariant=True, least=2)
-    if not isinstance(way, Tiling) or not fits_tiles(added, way, gated=gated and way.gated):
-        return None
-    return multiply_by(way, x, weight, bias, gated=gated, added=added)
+    return None if tiles is None else multiply_by(tiles, x, weight, bias, gated=gated, added=added)
 
 
 def least_block(rank: int) -> int:

@@ -65,6 +65,7 @@ def test_programs_of_short_chunks_follow_no_bound_of_tiles() -> None:
     assert tall_tiling(shape([(16, 32768)], heads=64), H200).programs == 33
     assert tall_tiling(shape([(300, 8192)]), H200).programs == 1
     assert tall_tiling(shape([(16, 200)]), H200).programs == 1
+    assert tall_tiling(replace(shape([(16, 32768)]), kv_heads=32), replace(H200, num_sms=10)).programs == 1
 
 
 def test_few_rows_fill_the_device_too() -> None:

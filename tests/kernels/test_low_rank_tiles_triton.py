@@ -179,6 +179,9 @@ def test_a_few_rows_of_a_small_rank_have_weights_fetched_early(
     found = multiply_adapted(x, weight, None, LowRankInputs(x, rows_of, added), gated=False, invariant=False)
     assert found is not None
     assert bool(taken) is early
+    monkeypatch.setattr("penstock.kernels.low_rank_triton.fits_tiles", lambda *_, **__: False)
+    multiply_adapted(x, weight, None, LowRankInputs(x, rows_of, added), gated=False, invariant=False)
+    assert len(taken) == 1 + early, "what tiles have no room for"
 
 
 def test_tiles_that_cannot_add(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
