@@ -78,8 +78,9 @@ def launches(shape: Shape, invariant: bool, chip: Chip) -> tuple[Tiling | None, 
         return (tiling, None, 1) if tiling.by_row else (None, tiling, 1)
     if shape.max_query * shape.group <= packed_lines(shape, chip):
         low = low_tiling(shape, shape.max_query, chip)
-        if low.programs <= FEW_SHARES and 1 < shape.rows <= shape.max_query and wants_split_k(shape, chip):
-            return None, tall_tiling(shape, chip), 1  # a captured graph's, whose tokens may all be of one row
+        single = 1 < shape.rows == shape.max_query == shape.tokens  # a captured graph's, which may all be of one row
+        if single and low.programs <= FEW_SHARES and wants_split_k(shape, chip):
+            return None, tall_tiling(shape, chip), 1
         return low, None, 1
     if shape.rows == 1:
         return None, tall_tiling(shape, chip), 1

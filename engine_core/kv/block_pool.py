@@ -59,6 +59,11 @@ class BlockPool:
         return len(self._free) + self._idle_count
 
     @property
+    def free(self) -> int:
+        """Blocks without any content."""
+        return len(self._free)
+
+    @property
     def ready(self) -> int:
         """Those whose content nobody would miss: they are free or leaving."""
         return len(self._free) + self._leaving.count

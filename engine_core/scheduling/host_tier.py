@@ -2,8 +2,10 @@
 
 Out: only where blocks are short are any copied at all: `reserve` of them, free ones included, can go at once without a
 loss. Idle blocks that go next are copied first, then those that running sequences have filled: under load a block is
-idle for less time than its copy takes. Nothing ever waits for a copy: a block whose copy is not done may be taken all
-the same, and the copy is dropped. Only blocks whose copies other replicas read as they are made are held until then.
+idle for less time than its copy takes. A step's result is a copy to the host, too, and waits for those in front of it;
+so few blocks are copied at a time beside steps, and all idle ones while nothing runs. Nothing ever waits for a copy: a
+block whose copy is not done may be taken all the same, and the copy is dropped. Only blocks whose copies other replicas
+read as they are made are held until then.
 
 Back: a sequence that may enter a slot, and whose prefix goes on in the host's memory behind what the device has, waits
 for those blocks if that is faster than to compute them. Others are planned past it meanwhile. The blocks are held until
@@ -32,6 +34,7 @@ from penstock.protocol.steps import BlocksCopied, CopyBlocks, copy_stamp
 
 MOST_SPILLS = 2  # messages that ask for copies to the host's memory, at once: links have room for few
 MOST_BLOCKS = 512  # of one of them
+BESIDE = 32  # of one of them beside steps, unless others wait for the copies: 64 MB of an 8B, 1.3 ms
 FEW = 64  # the part of the reserve below which blocks that sequences have filled wait for more
 PATIENCE = 5.0  # seconds that a sequence waits for blocks
 OVERHEAD = 0.002  # seconds that a fetch takes beside its copies: messages, and the steps that it waits for
@@ -48,12 +51,15 @@ def copy_ahead(state: SchedulerState) -> None:
     if host is None or state.steps.pause.frozen or len(host.spills) >= MOST_SPILLS:
         return
     pairs: list[tuple[int, int]] = []
-    for block in kv.pool.leave(min(host.reserve - kv.pool.ready, MOST_BLOCKS)):
+    eager = host.transfers.eager or host.storage.shared  # others read what sequences have filled
+    rests = not state.requests and not state.steps.in_flight
+    most = MOST_BLOCKS if rests or host.transfers.eager else BESIDE
+    wanted = most if rests and kv.pool.free < host.reserve else host.reserve - kv.pool.ready
+    for block in kv.pool.leave(min(wanted, most)):
         if not host.tier.touch(kv.prefix.key(block)):
             add_pair(kv, host, block, pairs)
-    eager = host.transfers.eager or host.storage.shared  # others read it
     if eager or (kv.pool.ready < host.reserve and len(host.filled) > host.reserve // FEW):
-        add_filled(kv, host, state.steps.applied, pairs)
+        add_filled(kv, host, state.steps.applied, pairs, most)
     ask_copies(state, host, pairs)
 
 
@@ -71,10 +77,10 @@ def ask_copies(state: SchedulerState, host: HostCopies, pairs: list[tuple[int, i
     send(state, host, spill.number, pairs, to_host=True)
 
 
-def add_filled(kv: KVState, host: HostCopies, applied: int, pairs: list[tuple[int, int]]) -> None:
-    """Have blocks copied with these that steps up to `applied` have filled, and that are not there."""
+def add_filled(kv: KVState, host: HostCopies, applied: int, pairs: list[tuple[int, int]], most: int) -> None:
+    """Have blocks copied with these, up to so many, that steps up to `applied` have filled, and that are not there."""
     filled = host.filled
-    while len(pairs) < MOST_BLOCKS and filled and filled[0][0] <= applied:
+    while len(pairs) < most and filled and filled[0][0] <= applied:
         step, block = filled.popleft()
         if host.written[block] != step:
             continue  # it has been given away and filled again, which may not be over

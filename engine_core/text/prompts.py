@@ -47,6 +47,7 @@ class PromptLimits(msgspec.Struct, frozen=True):
     headless: bool = False  # it has no output embedding, so it makes vectors alone
     recurrent: bool = False  # it has recurrent layers, whose states are kept where turns end
     vision: VisionSpec | None = None  # it sees images
+    remember: bool = True  # parts of chats that were encoded before
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -213,7 +214,7 @@ class Prompter:
 
     def _text_ids(self, request: SubmitText | Tokenize, rendered: Rendered) -> list[int]:
         """A template writes the special tokens itself, so requests of chats come without `add_special_tokens`."""
-        scope = request.cache_salt if isinstance(request, SubmitText) else ""
+        scope = request.cache_salt if isinstance(request, SubmitText) and self._limits.remember else None
         if not rendered.pieces:
             return self._encode(rendered.text, "messages", add_special_tokens=request.add_special_tokens, scope=scope)
         self._check_length(rendered.text, "messages")
@@ -222,7 +223,7 @@ class Prompter:
             rendered.pieces, self._controls.texts, add_special_tokens=request.add_special_tokens, scope=scope
         )
 
-    def _encode(self, text: str, param: str, *, add_special_tokens: bool, scope: str = "") -> list[int]:
+    def _encode(self, text: str, param: str, *, add_special_tokens: bool, scope: str | None = None) -> list[int]:
         self._check_length(text, param)
         return self._vocabulary.encode(text, add_special_tokens=add_special_tokens, scope=scope)
 

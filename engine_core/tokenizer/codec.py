@@ -53,11 +53,11 @@ class FastCodec:
         self.special = frozenset(token_id for token_id, token in added.items() if token.special)
         self.added = frozenset(added)
 
-    def encode(self, text: str, add_special_tokens: bool, scope: str = "") -> list[int]:
-        """Ids of a text. Without what the post-processor adds, parts of it may have been encoded before, for the same
-        scope."""
+    def encode(self, text: str, add_special_tokens: bool, scope: str | None = None) -> list[int]:
+        """Ids of a text. Where there is a scope, parts of the text may have been encoded before for the same one; what
+        the post-processor adds is left to texts without."""
         with panics():
-            if add_special_tokens or len(text) < LEAST:
+            if scope is None or add_special_tokens or len(text) < LEAST:
                 ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
                 return ids
             if self._pieces is None:
@@ -84,7 +84,7 @@ class FastCodec:
         return found.ids, second_type(found.type_ids)
 
     def encode_pieces(
-        self, pieces: Sequence[str], controls: frozenset[str], add_special_tokens: bool, scope: str = ""
+        self, pieces: Sequence[str], controls: frozenset[str], add_special_tokens: bool, scope: str | None = None
     ) -> list[int]:
         """Ids of plain text and control tokens in turn, the first and the last plain. Nothing in plain text is taken
         for one of `controls`, which are the same at every call. scope: as of `encode`."""
@@ -132,7 +132,7 @@ class SlowCodec:
         self.special = frozenset(int(token_id) for token_id in tokenizer.all_special_ids)
         self.added = frozenset(map(int, tokenizer.added_tokens_decoder))
 
-    def encode(self, text: str, add_special_tokens: bool, scope: str = "") -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool, scope: str | None = None) -> list[int]:
         del scope
         return [int(i) for i in self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False)]
 
@@ -149,7 +149,7 @@ class SlowCodec:
         return ids, second_type(self._tokenizer.create_token_type_ids_from_sequences(one, other))
 
     def encode_pieces(
-        self, pieces: Sequence[str], controls: frozenset[str], add_special_tokens: bool, scope: str = ""
+        self, pieces: Sequence[str], controls: frozenset[str], add_special_tokens: bool, scope: str | None = None
     ) -> list[int]:
         """As `FastCodec.encode_pieces`; plain text has no added token at all, since these classes know no other way."""
         del controls, scope
@@ -285,7 +285,7 @@ def named_tokens(tokenizer: Any) -> dict[str, str]:
     return {name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
 
 
-STAND_IN = "\U0010fffd"  # around the number of a control token: the last code point for private use
+STAND_IN = "\U0010fffd\U0010fffc"  # around the number of a control token: the last code points for private use
 
 
 class PlainTokenizer:
@@ -301,7 +301,7 @@ class PlainTokenizer:
         added = tokenizer.get_added_tokens_decoder()
         known = {token.content: (token_id, token) for token_id, token in added.items() if token.content in controls}
         self._ids = {text: token_id for text, (token_id, _) in known.items()}
-        self._stand_ins = {text: f"{STAND_IN}{number}{STAND_IN}" for number, text in enumerate(known)}
+        self._stand_ins = {text: f"{STAND_IN[0]}{number}{STAND_IN[1]}" for number, text in enumerate(known)}
         self._tokenizer.add_tokens([
             AddedToken(self._stand_ins[text], lstrip=token.lstrip, rstrip=token.rstrip, normalized=False, special=False)
             for text, (_, token) in known.items()
@@ -314,11 +314,14 @@ class PlainTokenizer:
         cuts = [self._stand_ins[text] for text, (_, token) in known.items() if not (token.lstrip or token.rstrip)]
         self._pieces = PieceCache(self._meant_ids, cuts)
 
-    def encode(self, pieces: Sequence[str], add_special_tokens: bool, scope: str) -> list[int]:
+    def encode(self, pieces: Sequence[str], add_special_tokens: bool, scope: str | None) -> list[int]:
         """Ids of plain text and control tokens in turn, the first and the last plain."""
-        if not any(STAND_IN in piece for piece in pieces[::2]):
+        if not any(mark in piece for mark in STAND_IN for piece in pieces[::2]):
             text = "".join([self._stand_ins[piece] if number % 2 else piece for number, piece in enumerate(pieces)])
-            found = self._framed_ids(text) if add_special_tokens else self._pieces.encode(text, scope)
+            if add_special_tokens:
+                found = self._framed_ids(text)
+            else:
+                found = self._meant_ids(text) if scope is None else self._pieces.encode(text, scope)
             if found is not None:
                 return found
         ids: list[int] = []

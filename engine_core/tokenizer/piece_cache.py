@@ -10,13 +10,15 @@ import re
 import sys
 import threading
 from array import array
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from tokenizers import AddedToken
 
 LEAST = 256  # characters of a piece that is worth remembering
-MOST_BYTES = 64 << 20  # of all pieces
+MOST_BYTES = 32 << 20  # of all pieces
+ENTRY = 250  # bytes of one beside its texts and ids
+HEAD = 3  # characters by which texts are searched for cuts
 
 
 class PieceCache:
@@ -30,7 +32,7 @@ class PieceCache:
         self, encode: Callable[[str], Sequence[int] | None], cuts: Collection[str], most: int = MOST_BYTES
     ) -> None:
         self._encode = encode
-        self._cuts = re.compile("|".join(map(re.escape, cuts))) if cuts else None
+        self._cuts = Cuts(cuts)
         self._most = most
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
@@ -40,7 +42,8 @@ class PieceCache:
         """Ids of a text; None where a piece has none. scope: pieces are found again in the same one alone."""
         found: list[int] = []
         run = 0  # where short pieces begin that are encoded together
-        for begin, end in self._pieces(text):
+        places = list(self._cuts.find(text))
+        for begin, end in zip([0, *places], [*places, len(text)], strict=True):
             if end - begin < LEAST:
                 continue
             before = self._encode(text[run:begin]) if run < begin else ()
@@ -56,12 +59,6 @@ class PieceCache:
         found.extend(rest)
         return found
 
-    def _pieces(self, text: str) -> list[tuple[int, int]]:
-        if self._cuts is None:
-            return []
-        places = [match.start() for match in self._cuts.finditer(text)]
-        return list(zip([0, *places], [*places, len(text)], strict=True))
-
     def _piece(self, scope: str, piece: str) -> Sequence[int] | None:
         key = scope, piece
         with self._lock:
@@ -73,10 +70,11 @@ class PieceCache:
         if ids is None:
             return None
         made = array("i", ids)
+        taken = size(key, made)
         with self._lock:
-            if key not in self._kept:
+            if key not in self._kept and taken <= self._most:
                 self._kept[key] = made
-                self.bytes += size(key, made)
+                self.bytes += taken
             while self.bytes > self._most:
                 self.bytes -= size(*self._kept.popitem(last=False))
         return made
@@ -84,22 +82,56 @@ class PieceCache:
 
 def size(key: tuple[str, str], ids: array[int]) -> int:
     """Bytes of an entry."""
-    return sum(map(sys.getsizeof, (*key, ids)))
+    return ENTRY + sum(map(sys.getsizeof, (*key, ids)))
+
+
+class Cuts:
+    """Finds tokens in texts, of which there may be thousands that begin alike."""
+
+    def __init__(self, tokens: Collection[str]) -> None:
+        heads: defaultdict[str, set[int]] = defaultdict(set)
+        for token in tokens:
+            heads[token[:HEAD]].add(len(token))
+        self._tokens = frozenset(tokens)
+        self._lengths = {head: sorted(lengths, reverse=True) for head, lengths in heads.items()}
+        longest_first = sorted(heads, key=len, reverse=True)
+        self._heads = re.compile("|".join(map(re.escape, longest_first))) if heads else None
+
+    def find(self, text: str) -> Iterator[int]:
+        """Where the leftmost and longest begin, one behind the other."""
+        if self._heads is None:
+            return
+        end = 0
+        for match in self._heads.finditer(text):
+            at = match.start()
+            if at < end:
+                continue
+            for length in self._lengths[match[0]]:
+                if text[at : at + length] in self._tokens:
+                    yield at
+                    end = at + length
+                    break
 
 
 def cut_tokens(added: Collection[AddedToken]) -> list[str]:
     """The added tokens at which a text may be cut: they are found wherever a text spells them, and nothing beside them
-    changes with them. No other token begins before one and ends within it or behind it."""
-    texts = [token.content for token in added]
-    return [
+    changes with them. No other token begins before one and ends within it or behind it, or is longer and begins as it
+    does; and none is cut within a word, whose end another token may want."""
+    texts = {token.content for token in added}
+    fit = {
         own.content for own in added
         if own.content and not (own.normalized or own.single_word or own.lstrip or own.rstrip)
-        and not any(reaches(other, own.content) for other in texts)
-    ]  # fmt: skip
-
-
-def reaches(other: str, own: str) -> bool:
-    """Whether an occurrence of another token may cover the beginning of one of this."""
-    if other == own:
-        other = other[1:]  # itself, from a place before
-    return own in other or any(own.startswith(other[at:]) for at in range(1, len(other)))
+        and not re.match(r"\w", own.content)
+    }  # fmt: skip
+    begin: defaultdict[str, set[str]] = defaultdict(set)  # those that begin so
+    for text in fit:
+        for end in range(1, len(text) + 1):
+            begin[text[:end]].add(text)
+    covered: set[str] = set()
+    for text in texts:
+        for at in range(len(text)):
+            if at:
+                covered |= begin.get(text[at:], set())
+            ends = range(at + 1, len(text) + (at > 0))
+            covered.update(part for end in ends if (part := text[at:end]) in fit)
+    return [token.content for token in added if token.content in fit - covered]

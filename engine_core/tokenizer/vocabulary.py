@@ -71,7 +71,7 @@ class Vocabulary:
         self.anchor = self._find_anchor() if self.spelling.shape is Shape.WINDOW else None
         self._anchor_text = codec.decode([self.anchor]) if self.anchor is not None else ""
 
-    def encode(self, text: str, *, add_special_tokens: bool, scope: str = "") -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool, scope: str | None = None) -> list[int]:
         """Token ids of `text`; with `add_special_tokens` those that the model's own post-processor adds. scope: see
         `PieceCache`."""
         return self._codec.encode(text, add_special_tokens, scope)
@@ -81,7 +81,7 @@ class Vocabulary:
         return self._codec.encode_pair(first, second, most, keep_first)
 
     def encode_pieces(
-        self, pieces: Sequence[str], controls: frozenset[str], *, add_special_tokens: bool, scope: str = ""
+        self, pieces: Sequence[str], controls: frozenset[str], *, add_special_tokens: bool, scope: str | None = None
     ) -> list[int]:
         """Token ids of plain text and control tokens in turn: see `FastCodec.encode_pieces`."""
         return self._codec.encode_pieces(pieces, controls, add_special_tokens, scope)

@@ -146,6 +146,7 @@ def read_frontend(config: Config, path: Path, vocabulary: Vocabulary) -> tuple[F
         headless=spec.headless,
         recurrent=bool(spec.recurrences),
         vision=spec.vision,
+        remember=config.scheduler.enable_prefix_caching,
     )
     dialect = read_dialect(template.source, vocabulary, options.tool_call_parser, options.reasoning_parser)
     controls = read_controls(vocabulary, template.source, dialect) if options.split_special_tokens else None

@@ -57,7 +57,7 @@ def test_queries_are_split_like_the_pairs(dtype: torch.dtype, device: str) -> No
 
 @pytest.mark.parametrize("window", [0, 17])
 def test_tokens_of_an_image_see_one_another(window: int, device: str) -> None:
-    check(Scene(PICTURES, 4, 2, 32, 8, fp8=True, images=IMAGES), device, form(16, 2), window)
+    check(Scene(PICTURES, 4, 2, 32, 8, fp8=True, images=IMAGES), device, form(16, 24), window)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -66,6 +66,7 @@ def test_tokens_of_an_image_see_one_another(window: int, device: str) -> None:
     [
         (4, 2, 64, 0, 0.0, 1, 0),
         (8, 2, 32, 0, 0.0, 3, 0),
+        (8, 2, 32, 0, 0.0, 30, 0),  # more than tiles
         (8, 2, 24, 0, 0.0, 2, 32),  # lanes past the head stay idle
         (2, 2, 16, 6, 5.0, 2, 0),
         (4, 4, 32, 17, 0.0, 1, 32),

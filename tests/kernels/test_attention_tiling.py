@@ -131,6 +131,7 @@ def test_tokens_of_a_small_graph_may_be_of_one_row() -> None:
     assert shortest == 1
     for other in (
         replace(graph, max_query=8),  # the rows of a verification
+        shape([(8, 8192)] * 8),
         replace(graph, max_context=1000),
         replace(graph, kv_heads=2, heads=8),
     ):

@@ -10,7 +10,7 @@ import pytest
 from penstock.engine_core.scheduling import host_tier
 from penstock.engine_core.scheduling.host_tier import PATIENCE, RETRY
 from penstock.protocol.messages import Finish
-from penstock.protocol.steps import BlocksCopied
+from penstock.protocol.steps import BlocksCopied, CopyBlocks
 from tests.sim.adapters import GROUP
 from tests.sim.lives import World
 from tests.sim.server import Server, chunks
@@ -76,6 +76,38 @@ def test_the_oldest_blocks_are_copied_before_they_go() -> None:
     ask(made, THIRD)
     assert stand(made).lost == 0
     assert made.scheduler.statistics().evicted_blocks > 0
+
+
+def test_all_idle_blocks_of_a_full_device_are_copied_while_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that they need not be beside the next steps."""
+    monkeypatch.setattr(host_tier, "FEW", 0.1)  # what sequences have filled is left for later
+    made = server()
+    ask(made, FIRST)
+    assert stand(made).copied == 0, "there is room"
+    ask(made, SECOND)
+    made.copy()
+    assert stand(made).copied == stand(made).findable == 20
+    assert made.scheduler.statistics().pool.idle == 20 - made.scheduler.statistics().pool.free
+    assert not made.scheduler.copy_messages()
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_few_blocks_go_at_a_time_beside_steps(eager: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step's result waits for copies in front of it. Where others wait for the copies themselves, all go."""
+    monkeypatch.setattr(host_tier, "BESIDE", 2)
+    made = server()
+    assert made.scheduler._state.kv.host is not None
+    made.scheduler._state.kv.host.transfers.eager = eager
+    for prompt in (FIRST, SECOND, THIRD):
+        made.submit(prompt)
+    sizes = []
+    while made.scheduler.unfinished:
+        made.step()
+        if made.scheduler.unfinished:
+            sizes += [len(one.blocks) // 8 for one in made.scheduler.copy_messages() if isinstance(one, CopyBlocks)]
+        made.copy()
+    assert sizes
+    assert max(sizes) > 2 if eager else max(sizes) <= 2
 
 
 def test_a_prefix_comes_back_and_counts_as_cached() -> None:

@@ -12,6 +12,8 @@ from penstock.engine_core.parsers.dialect import THINK, Dialect
 from penstock.engine_core.parsers.formats import UNTYPED, CallFormat
 from penstock.engine_core.text.prompts import Prepared, Prompter, PromptLimits, turn_ends
 from penstock.engine_core.text.template import ChatTemplate
+from penstock.engine_core.tokenizer import codec, piece_cache
+from penstock.engine_core.tokenizer.vocabulary import Vocabulary
 from penstock.protocol.columns import pack, unpack
 from penstock.protocol.errors import ContextExceeded, InvalidRequest
 from penstock.protocol.messages import (
@@ -65,6 +67,26 @@ def test_special_tokens_are_the_post_processors() -> None:
     assert bos not in prepare("byte_fallback", add_special_tokens=False).token_ids
     messages = b'[{"role":"user","content":"hi"}]'
     assert bos not in prepare("byte_fallback", messages=messages, add_special_tokens=False).token_ids
+
+
+@pytest.mark.parametrize("remember", [True, False])
+def test_parts_of_chats_are_remembered_for_their_salt_alone(remember: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but chats is, since a prompt without control tokens would be one part."""
+    monkeypatch.setattr(piece_cache, "LEAST", 4)
+    monkeypatch.setattr(codec, "LEAST", 4)
+    found = Vocabulary(codec.FastCodec(tokenizer("byte_level")), {"bos_token": "<s>", "eos_token": "</s>"})
+    limits = PromptLimits(1000, LENGTH, (4, 1), remember=remember)
+    made = Prompter(found, ChatTemplate({"default": CHAT_TEMPLATE}, found.names), limits)
+    messages = b'[{"role":"user","content":"some text"}]'
+    for salt in ("", "tenant"):
+        fields = {"id": 1, "sampling": Sampling(), "cache_salt": salt, "add_special_tokens": False}
+        made.prepare(SubmitText(prompt="a text of some length", prediction="and more of it", **fields), 0.0)
+        made.prepare(SubmitText(messages=messages, **fields), 0.0)
+    made.tokenize(Tokenize(id=1, messages=messages, add_special_tokens=False), 0.0)
+    pieces = found._codec._pieces  # type: ignore[union-attr]
+    kept = set() if pieces is None else set(pieces._kept)
+    texts = ("<|im_start|>user\nsome text", "<|im_end|>\n", "<|im_start|>assistant\n")
+    assert kept == {(salt, text) for salt in ("", "tenant") for text in texts if remember}
 
 
 def test_chats_are_rendered() -> None:
