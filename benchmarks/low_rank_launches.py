@@ -19,7 +19,7 @@ STEPS = (8, 16, 64, 256, 8192)  # rows
 def low_rank(hidden: int, width: int, pairs: int) -> None:
     """Products of a layer with adapters, at a small rank and a large one. pairs: outputs of keys."""
     matrices = (hidden, (hidden, pairs, pairs), False), (hidden, (width, width), True), (width, (hidden,), False)
-    for (inputs, outputs, gated), rank, rows in itertools.product(matrices, (16, 256), STEPS):
+    for (inputs, outputs, gated), rank, rows in itertools.product(matrices, (16, 256), (4, *STEPS)):
         ends = list(itertools.accumulate(outputs, initial=0))
         parts = tuple(map(slice, ends, ends[1:]))
         weight = LowRankWeight(
