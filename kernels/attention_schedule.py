@@ -95,13 +95,6 @@ def partial_results(
     return partials, lses, arrivals, places, lines
 
 
-def launch_grid(tiling: Tiling, kv_heads: int, tiles: int) -> tuple[int, int, int]:
-    """Of a launch over so many tiles, see `attention_triton.find_tile`."""
-    if tiling.by_row:
-        return kv_heads, tiles, tiling.programs
-    return (max(tiles, tiling.programs), kv_heads, 1) if tiling.dealt else (tiles, kv_heads, tiling.programs)
-
-
 def tiles_of(batch: AttentionBatch, tokens: int, queries: int, shortest: int) -> Tensor:
     """The list of a step's tiles, launched when it is asked for first: see `list_tiles`."""
     key = tokens, queries, shortest

@@ -74,6 +74,12 @@ class Tiling:
         """Whether programs are dealt out to the tiles on the device, which alone knows how many there are."""
         return self.programs > 1 and not self.by_row and not self.split_keys
 
+    def grid(self, kv_heads: int, tiles: int) -> tuple[int, int, int]:
+        """Of a launch over so many tiles, see `attention_triton.find_tile`."""
+        if self.by_row:
+            return kv_heads, tiles, self.programs
+        return (max(tiles, self.programs), kv_heads, 1) if self.dealt else (tiles, kv_heads, self.programs)
+
 
 @dataclass(frozen=True)
 class Shape:

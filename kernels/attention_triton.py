@@ -16,16 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.attention_fp8 import dim_tile, head_pages, paired, paired_queries, unpack
-from penstock.kernels.attention_schedule import (
-    HEADER,
-    PLACE,
-    PREFIX,
-    STEP,
-    UNIT,
-    launch_grid,
-    launched_tiles,
-    partial_results,
-)
+from penstock.kernels.attention_schedule import HEADER, PLACE, PREFIX, STEP, UNIT, launched_tiles, partial_results
 from penstock.kernels.attention_tiling import MAX_PROGRAMS, Tiling, power_of_2
 from penstock.kernels.chip import chip_of
 from penstock.kernels.records import AttentionBatch, AttentionOptions, SharedPrefixes
@@ -60,7 +51,7 @@ def attend_tiles(
     if options.softcap:
         scale = 2 * scale / options.softcap  # of the exponent in tanh
     chip = chip_of(q.device)
-    attention_kernel[launch_grid(tiling, kv_heads, tiles)](
+    attention_kernel[tiling.grid(kv_heads, tiles)](
         q, *paired(k_pages, v_pages), out, partials, lses, arrivals, *(prefixes or (batch.context, lses, lses)), listed,
         batch.query_start, batch.context, batch.slots, batch.block_tables,
         batch.block_tables.stride(0), q.stride(0), places, lines, scale, q if sinks is None else sinks,

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.attention_schedule import launch_grid, launched_tiles, partial_results
+from penstock.kernels.attention_schedule import launched_tiles, partial_results
 from penstock.kernels.attention_tiling import (
     WAVES,
     Shape,
@@ -108,7 +108,7 @@ def attend_tiles(
         batch, out, tiling, shape.group, groups, tiles, batch.max_context
     )  # fmt: skip
     pdl = chip_of(q.device).pdl
-    latent_kernel[launch_grid(tiling, groups, tiles)](
+    latent_kernel[tiling.grid(groups, tiles)](
         q, pages, out, partials, lses, arrivals, listed, batch.query_start, batch.context, batch.slots,
         batch.block_tables, batch.block_tables.stride(0), places, lines, scale * LOG2_E,
         HEADS=heads, GROUP=shape.group, RANK=rank, DIM=width - rank, RANK_TILE=max(LOWEST, power_of_2(rank)),

@@ -62,8 +62,8 @@ class FastCodec:
                 return ids
             if self._pieces is None:
                 cuts = cut_tokens(self._tokenizer.get_added_tokens_decoder().values())
-                self._pieces = PieceCache(self._whole, cuts)
-            found = self._pieces.encode(text, scope)
+                self._pieces = PieceCache(cuts)
+            found = self._pieces.encode(text, scope, self._whole)
         assert found is not None, "every text has ids"
         return found
 
@@ -312,7 +312,7 @@ class PlainTokenizer:
         self._forbidden = frozenset(token_id for text, token_id in self._ids.items() if text != unknown)
         # Stand-ins are nowhere but where they are meant, so a text is cut at any that takes no space beside it.
         cuts = [self._stand_ins[text] for text, (_, token) in known.items() if not (token.lstrip or token.rstrip)]
-        self._pieces = PieceCache(self._meant_ids, cuts)
+        self._pieces = PieceCache(cuts)
 
     def encode(self, pieces: Sequence[str], add_special_tokens: bool, scope: str | None) -> list[int]:
         """Ids of plain text and control tokens in turn, the first and the last plain."""
@@ -321,7 +321,7 @@ class PlainTokenizer:
             if add_special_tokens:
                 found = self._framed_ids(text)
             else:
-                found = self._meant_ids(text) if scope is None else self._pieces.encode(text, scope)
+                found = self._meant_ids(text) if scope is None else self._pieces.encode(text, scope, self._meant_ids)
             if found is not None:
                 return found
         ids: list[int] = []

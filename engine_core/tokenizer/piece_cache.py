@@ -19,54 +19,51 @@ LEAST = 256  # characters of a piece that is worth remembering
 MOST_BYTES = 32 << 20  # of all pieces
 ENTRY = 250  # bytes of one beside its texts and ids
 HEAD = 3  # characters by which texts are searched for cuts
+Encode = Callable[[str], Sequence[int] | None]
 
 
 class PieceCache:
     """Encodes texts by pieces, each of which begins with a token at which texts may be cut; those used last are kept.
-    May be called by several threads.
-
-    encode: ids of a text without what a post-processor adds, or None where it has none.
+    May be called by several threads. most: bytes.
     """
 
-    def __init__(
-        self, encode: Callable[[str], Sequence[int] | None], cuts: Collection[str], most: int = MOST_BYTES
-    ) -> None:
-        self._encode = encode
+    def __init__(self, cuts: Collection[str], most: int = MOST_BYTES) -> None:
         self._cuts = Cuts(cuts)
         self._most = most
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
         self.bytes = 0
 
-    def encode(self, text: str, scope: str) -> list[int] | None:
-        """Ids of a text; None where a piece has none. scope: pieces are found again in the same one alone."""
+    def encode(self, text: str, scope: str, encode: Encode) -> list[int] | None:
+        """Ids of a text; None where a piece has none. scope: pieces are found again in the same one alone. encode:
+        ids of a text without what a post-processor adds, the same at every call."""
         found: list[int] = []
         run = 0  # where short pieces begin that are encoded together
         places = list(self._cuts.find(text))
         for begin, end in zip([0, *places], [*places, len(text)], strict=True):
             if end - begin < LEAST:
                 continue
-            before = self._encode(text[run:begin]) if run < begin else ()
-            ids = self._piece(scope, text[begin:end])
+            before = encode(text[run:begin]) if run < begin else ()
+            ids = self._piece(scope, text[begin:end], encode)
             if before is None or ids is None:
                 return None
             found.extend(before)
             found.extend(ids)
             run = end
-        rest = self._encode(text[run:]) if run < len(text) else ()
+        rest = encode(text[run:]) if run < len(text) else ()
         if rest is None:
             return None
         found.extend(rest)
         return found
 
-    def _piece(self, scope: str, piece: str) -> Sequence[int] | None:
+    def _piece(self, scope: str, piece: str, encode: Encode) -> Sequence[int] | None:
         key = scope, piece
         with self._lock:
             kept = self._kept.get(key)
             if kept is not None:
                 self._kept.move_to_end(key)
                 return kept
-        ids = self._encode(piece)
+        ids = encode(piece)
         if ids is None:
             return None
         made = array("i", ids)
