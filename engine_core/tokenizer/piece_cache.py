@@ -127,8 +127,11 @@ def cut_tokens(added: Collection[AddedToken]) -> list[str]:
     covered: set[str] = set()
     for text in texts:
         for at in range(len(text)):
-            if at:
-                covered |= begin.get(text[at:], set())
-            ends = range(at + 1, len(text) + (at > 0))
-            covered.update(part for end in ends if (part := text[at:end]) in fit)
-    return [token.content for token in added if token.content in fit - covered]
+            end = at + 1
+            while end <= len(text) and (part := text[at:end]) in begin:
+                if part in fit and (at or end < len(text)):
+                    covered.add(part)
+                end += 1
+            if at and end > len(text):
+                covered |= begin[text[at:]]
+    return sorted(fit - covered)
