@@ -55,8 +55,7 @@ def sort_rows(places: Tensor, count: int, *, invariant: bool) -> AdapterRows:
     few = len(places) <= FEW
     if invariant or not few:
         tile = SMALL if invariant or few else LARGE
-        most = 0 if few else most_tiles(len(places), count, tile) * BLOCKS
-        arrivals = places.new_zeros(most) if most else None
+        arrivals = None if few else places.new_zeros(most_tiles(len(places), count, tile) * BLOCKS)
         return AdapterRows(places, (), sort_pairs(places[:, None], 1, count, tile), tile, arrivals=arrivals)
     counts = counters(most_tiles(len(places), count, SMALL), count, places.device)
     schedule = sort_pairs(places[:, None], 1, count, SMALL, early=False, sizes=sizes_in(counts, count))
