@@ -3,7 +3,8 @@
 Out: only where blocks are short are any copied at all: `reserve` of them, free ones included, can go at once without a
 loss. Idle blocks that go next are copied first, then those that running sequences have filled: under load a block is
 idle for less time than its copy takes. A step's result is a copy to the host, too, and waits for those in front of it;
-so few blocks are copied at a time beside steps, and all idle ones while nothing runs. Nothing ever waits for a copy: a
+so few blocks are copied at a time beside steps, no more than these fill themselves, and all idle ones while nothing
+runs. Nothing ever waits for a copy: a
 block whose copy is not done may be taken all the same, and the copy is dropped. Only blocks whose copies other replicas
 read as they are made are held until then.
 
@@ -34,7 +35,7 @@ from penstock.protocol.steps import BlocksCopied, CopyBlocks, copy_stamp
 
 MOST_SPILLS = 2  # messages that ask for copies to the host's memory, at once: links have room for few
 MOST_BLOCKS = 512  # of one of them
-BESIDE = 32  # of one of them beside steps, unless others wait for the copies: 64 MB of an 8B, 1.3 ms
+BESIDE = 32  # of one of them beside steps of no prompts, unless others wait for the copies: 64 MB of an 8B, 1.3 ms
 FEW = 64  # the part of the reserve below which blocks that sequences have filled wait for more
 PATIENCE = 5.0  # seconds that a sequence waits for blocks
 OVERHEAD = 0.002  # seconds that a fetch takes beside its copies: messages, and the steps that it waits for
@@ -53,7 +54,7 @@ def copy_ahead(state: SchedulerState) -> None:
     pairs: list[tuple[int, int]] = []
     eager = host.transfers.eager or host.storage.shared  # others read what sequences have filled
     rests = not state.requests and not state.steps.in_flight
-    most = MOST_BLOCKS if rests or host.transfers.eager else BESIDE
+    most = MOST_BLOCKS if rests or host.transfers.eager else min(MOST_BLOCKS, BESIDE + filling(state))
     wanted = most if rests and kv.pool.free < host.reserve else host.reserve - kv.pool.ready
     for block in kv.pool.leave(min(wanted, most)):
         if not host.tier.touch(kv.prefix.key(block)):
@@ -75,6 +76,12 @@ def ask_copies(state: SchedulerState, host: HostCopies, pairs: list[tuple[int, i
         stamp = copy_stamp(state.epoch, spill.number)
         host.transfers.stamps.update([(place, stamp) for _, place in pairs])
     send(state, host, spill.number, pairs, to_host=True)
+
+
+def filling(state: SchedulerState) -> int:
+    """How many blocks prompts fill in the steps in flight: as many may be copied beside these, which take long."""
+    positions = sum([chunk.count for step in state.steps.in_flight for chunk in step.chunks])
+    return positions // state.options.block_size * state.kv.layout.groups
 
 
 def add_filled(kv: KVState, host: HostCopies, applied: int, pairs: list[tuple[int, int]], most: int) -> None:

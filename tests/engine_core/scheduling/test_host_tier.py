@@ -110,6 +110,24 @@ def test_few_blocks_go_at_a_time_beside_steps(eager: bool, monkeypatch: pytest.M
     assert max(sizes) > 2 if eager else max(sizes) <= 2
 
 
+def test_as_many_blocks_go_beside_prompts_as_their_steps_fill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An executor says once a step which copies have ended. Prompts after prompts must not evict blocks sooner."""
+    monkeypatch.setattr(host_tier, "BESIDE", 1)
+    made = server(blocks=60, slots=2, budget=20, host_blocks=400)
+    for start in range(30):
+        made.submit([start + number % 7 for number in range(40)], max_tokens=1)
+    host, chance = made.executor.host, random.Random(0)
+    while made.scheduler.unfinished:
+        while made.plan() is not None and made.scheduler.in_flight < 2:
+            pass
+        made.apply()
+        host.take(made.scheduler, chance)
+        for _ in range(GROUP * len(host.copies)):
+            host.say(made.scheduler, made.now, chance)
+    assert stand(made).copied >= made.scheduler.statistics().evicted_blocks > 200
+    assert stand(made).lost == 0
+
+
 def test_a_prefix_comes_back_and_counts_as_cached() -> None:
     made = evicted()
     number = made.submit([*FIRST, 1, 2])
