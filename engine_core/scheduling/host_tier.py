@@ -3,8 +3,8 @@
 Out: only where blocks are short are any copied at all: `reserve` of them, free ones included, can go at once without a
 loss. Idle blocks that go next are copied first, then those that running sequences have filled: under load a block is
 idle for less time than its copy takes. A step's result is a copy to the host, too, and waits for those in front of it;
-so few blocks are copied at a time beside steps, no more than these fill themselves, and all idle ones while nothing
-runs. Nothing ever waits for a copy: a
+so few blocks are copied at a time beside steps, as many more as prompts fill in these or have filled in those before,
+and all idle ones while nothing runs. Nothing ever waits for a copy: a
 block whose copy is not done may be taken all the same, and the copy is dropped. Only blocks whose copies other replicas
 read as they are made are held until then.
 
@@ -54,13 +54,14 @@ def copy_ahead(state: SchedulerState) -> None:
     pairs: list[tuple[int, int]] = []
     eager = host.transfers.eager or host.storage.shared  # others read what sequences have filled
     rests = not state.requests and not state.steps.in_flight
-    most = MOST_BLOCKS if rests or host.transfers.eager else min(MOST_BLOCKS, BESIDE + filling(state))
+    most = MOST_BLOCKS if rests or host.transfers.eager else min(MOST_BLOCKS, BESIDE + host.earned + filling(state))
     wanted = most if rests and kv.pool.free < host.reserve else host.reserve - kv.pool.ready
     for block in kv.pool.leave(min(wanted, most)):
         if not host.tier.touch(kv.prefix.key(block)):
             add_pair(kv, host, block, pairs)
     if eager or (kv.pool.ready < host.reserve and len(host.filled) > host.reserve // FEW):
         add_filled(kv, host, state.steps.applied, pairs, most)
+    host.earned -= max(0, min(host.earned, len(pairs) - BESIDE))
     ask_copies(state, host, pairs)
 
 
@@ -79,8 +80,12 @@ def ask_copies(state: SchedulerState, host: HostCopies, pairs: list[tuple[int, i
 
 
 def filling(state: SchedulerState) -> int:
-    """How many blocks prompts fill in the steps in flight: as many may be copied beside these, which take long."""
-    positions = sum([chunk.count for step in state.steps.in_flight for chunk in step.chunks])
+    """How many blocks prompts fill in the steps in flight."""
+    return sum([prompt_blocks(state, step) for step in state.steps.in_flight])
+
+
+def prompt_blocks(state: SchedulerState, step: InFlightStep) -> int:
+    positions = sum([chunk.count for chunk in step.chunks])
     return positions // state.options.block_size * state.kv.layout.groups
 
 
@@ -310,9 +315,10 @@ def clear_copies(state: SchedulerState, blocks: int | None = None, addresses: Bl
         host.transfers.addresses = addresses
 
 
-def observe(host: HostCopies, inflight: InFlightStep, seconds: float) -> None:
-    """What a step with much of prompts took on the device."""
+def observe(state: SchedulerState, host: HostCopies, inflight: InFlightStep, seconds: float) -> None:
+    """What a step with much of prompts took on the device, and what it filled."""
     positions = sum([chunk.count for chunk in inflight.chunks])
+    host.earned = min(host.earned * 3 // 4 + prompt_blocks(state, inflight), MOST_BLOCKS)
     if seconds and positions >= LONG_CHUNKS:
         host.position_seconds = mean(host.position_seconds, seconds / positions)
 

@@ -317,6 +317,7 @@ class HostCopies:
     block_seconds: float = 0.0  # that fetching a block takes
     measured: float = 0.0  # when that was measured last
     position_seconds: float = 0.0  # that computing a position takes; 0: it is not known
+    earned: int = 0  # blocks that prompts have filled: so many more may be copied beside steps
     copied: int = 0  # totals since start: see HostTierStatistics
     lost: int = 0
     fetched: int = 0
