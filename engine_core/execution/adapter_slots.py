@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine_core.execution.input_batch import HostRows
-from penstock.engine_core.execution.transfer import Upload
+from penstock.engine_core.execution.transfer import PinnedPool, Upload
 from penstock.engine_core.models.adapters import AdapterPlaces
 from penstock.kernels.records import InputRows
 from penstock.protocol.step_columns import adapter_table
@@ -26,6 +26,7 @@ class AdapterSlots:
     def __init__(self, places: AdapterPlaces, slots: int, upload: Upload) -> None:
         self.places = places
         self.loaded: dict[int, Tensor] = {}
+        self.memory = PinnedPool(places.memory.shape[1], places.memory.dtype, upload.device)  # of what is loaded
         self._own = np.zeros(slots, np.int32)
         self._device = torch.zeros(slots, dtype=torch.int32, device=upload.device)
         self._upload = upload

@@ -6,6 +6,7 @@ On a CPU both are views of the same memory.
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,36 @@ def pin(memory: Tensor, device: torch.device) -> None:
         weakref.finalize(memory, cudart.cudaHostUnregister, memory.data_ptr()).atexit = False
         if (status := int(cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))) != 0:
             raise MemoryError(f"{memory.nbytes} bytes of the host's memory cannot be pinned (CUDA error {status})")
+
+
+class PinnedPool:
+    """Buffers of one size, pinned for a GPU, that are used again: pinning takes long, and launches wait meanwhile.
+
+    A thread takes them, and the one that launches gives those back that it has sent.
+    """
+
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._size, self._dtype, self._device = size, dtype, device
+        self._free: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
+
+    def take(self) -> Tensor:
+        """Zeros. Raises MemoryError."""
+        if self._free:
+            memory, read = self._free.popleft()
+            if read is not None:
+                read.synchronize()
+            return memory.zero_()
+        memory = torch.empty(self._size, dtype=self._dtype).zero_()  # written, so that pinning has pages to find
+        pin(memory, self._device)
+        return memory
+
+    def give(self, memory: Tensor, *, sent: bool = True) -> None:
+        """Have it used again, once the device has done what is enqueued now if it may have been sent there."""
+        read = None
+        if sent and self._device.type == "cuda":
+            read = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            read.record(torch.cuda.current_stream(self._device))
+        self._free.append((memory, read))
 
 
 @dataclass(frozen=True)

@@ -97,9 +97,8 @@ class AdapterPlaces:
             self._step.rows = None
 
     def host_memory(self) -> Tensor:
-        """Room for one adapter on the host, as it lies in its place: zeros, pinned for a GPU."""
-        pinned = self.memory.device.type == "cuda"
-        return torch.zeros(self.memory.shape[1], dtype=self.memory.dtype, pin_memory=pinned)
+        """Room for one adapter on the host, as it lies in its place: zeros."""
+        return torch.zeros(self.memory.shape[1], dtype=self.memory.dtype)
 
     def destinations(self, memory: Tensor, name: str, rank: int) -> Destinations:
         """Where A and B of a matrix go in a place's memory: `A` and `B`; nothing of a matrix of another stage.
@@ -112,8 +111,10 @@ class AdapterPlaces:
         if name not in self._matrices:
             return
         product, source, part = self._matrices[name]
-        weight = self._weight(product, memory[None], None)
-        a, b = weight.a[0, part * self.rank : part * self.rank + rank], weight.b[0, source.rows, :rank]
+        (first, second), rows = self._starts[product], source.rows
+        first += part * self.rank * product.share
+        a = memory[first : first + rank * product.share].view(rank, product.share)
+        b = memory[second + rows.start * self.rank : second + rows.stop * self.rank].view(-1, self.rank)[:, :rank]
         yield "A", Destination(a, (rank, product.inputs), 1, product.first)
         start = source.start if len(source.parts) == 1 else 0
         yield "B", Destination(b if len(b) else None, (source.outputs, rank), 0, start, runs=source.runs)

@@ -20,6 +20,7 @@ No token depends on any of this: what is lost with an executor, dropped or not f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 
 import msgspec
 import numpy as np
@@ -115,7 +116,7 @@ def add_pair(kv: KVState, host: HostCopies, block: int, pairs: list[tuple[int, i
         return
     place = host.tier.reserve(key)
     if place == NO_ROOM:
-        host.lost += 1
+        host.totals.lost += 1
     else:
         host.spilling[key] = place
         pairs.append((block, place))
@@ -143,7 +144,7 @@ def fetch_prefix(
     host.fetches[fetch.number] = fetch
     host.fetching.update(dict.fromkeys(keys, fetch))
     host.waiting[sequence] = fetch
-    host.fetch_count += transfer is None
+    host.totals.fetches += transfer is None
     send(state, host, fetch.number, list(zip(blocks, sources, strict=True)), to_host=False, transfer=transfer)
 
 
@@ -268,7 +269,7 @@ def finish_fetch(kv: KVState, host: HostCopies, fetch: Fetch) -> None:
             kv.prefix.name(key, block)
     if own:
         host.tier.release(reversed(fetch.sources))
-        host.fetched += len(fetch.blocks)
+        host.totals.fetched += len(fetch.blocks)
     else:
         fetch.sequence.request.transfer = None
     kv.pool.release(fetch.table)
@@ -281,11 +282,11 @@ def finish_spill(kv: KVState, host: HostCopies, spill: Spill) -> None:
         del host.spilling[key]
         if kv.prefix.copying.get(block) != spill.number:
             host.tier.drop(place)
-            host.lost += 1
+            host.totals.lost += 1
             continue
         del kv.prefix.copying[block]
         if host.tier.publish(place):
-            host.copied += 1
+            host.totals.copied += 1
             if host.storage.tier.total:
                 host.storage.queue.append(key)
     kv.pool.release(spill.held)
@@ -340,9 +341,7 @@ def host_statistics(state: SchedulerState) -> HostTierStatistics:
     host = state.kv.host
     if host is None:
         return HostTierStatistics()
-    return msgspec.structs.replace(
-        host.tier.statistics(), copied=host.copied, lost=host.lost, fetched=host.fetched, fetches=host.fetch_count
-    )
+    return msgspec.structs.replace(host.tier.statistics(), **asdict(host.totals))
 
 
 def send(

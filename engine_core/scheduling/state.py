@@ -26,7 +26,7 @@ from penstock.engine_core.scheduling.poison_requests import PoisonRequests
 from penstock.engine_core.scheduling.request import Request, Sequence
 from penstock.engine_core.scheduling.request_queue import RequestQueue
 from penstock.engine_core.scheduling.running_batch import NEVER, GuidedRow, Ints, RunningBatch, Slots, StopTokenCounts
-from penstock.engine_core.scheduling.statistics import SequenceHistograms, Totals, TransferCounters
+from penstock.engine_core.scheduling.statistics import HostTotals, SequenceHistograms, Totals, TransferCounters
 from penstock.engine_core.scheduling.tracing import RequestTraces
 from penstock.engine_core.speculation.acceptance import Acceptance
 from penstock.engine_core.speculation.draft_model import DeviceDrafts
@@ -318,10 +318,7 @@ class HostCopies:
     measured: float = 0.0  # when that was measured last
     position_seconds: float = 0.0  # that computing a position takes; 0: it is not known
     earned: int = 0  # blocks that prompts have filled: so many more may be copied beside steps
-    copied: int = 0  # totals since start: see HostTierStatistics
-    lost: int = 0
-    fetched: int = 0
-    fetch_count: int = 0
+    totals: HostTotals = field(default_factory=HostTotals)
 
 
 class KeptState(msgspec.Struct, frozen=True, eq=False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
+from dataclasses import dataclass
 
 import msgspec
 
@@ -113,6 +114,16 @@ class TransferStatistics(msgspec.Struct, frozen=True):
     fetched: int  # those blocks
     stale: int  # fetches that read something else, so that all was computed again
     transfer: HistogramStatistics  # seconds of fetches
+
+
+@dataclass(slots=True)
+class HostTotals:
+    """Since start: see HostTierStatistics."""
+
+    copied: int = 0
+    lost: int = 0
+    fetched: int = 0
+    fetches: int = 0
 
 
 class TransferCounters:

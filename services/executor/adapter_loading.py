@@ -18,6 +18,7 @@ from threading import Thread
 from torch import Tensor
 
 from penstock.engine_core.execution.adapter_slots import AdapterSlots
+from penstock.engine_core.execution.transfer import PinnedPool
 from penstock.engine_core.loading.adapters import read_adapter
 from penstock.engine_core.models.adapter_folder import adapter_version
 from penstock.engine_core.models.adapters import AdapterPlaces
@@ -53,7 +54,9 @@ class AdapterLoader:
         self._wanted[message.number] = message
         self._asked.put(message)
         if self._thread is None:
-            self._thread = Thread(target=self._read, args=(self._slots.places,), name="adapters", daemon=True)
+            self._thread = Thread(
+                target=self._read, args=(self._slots.places, self._slots.memory), name="adapters", daemon=True
+            )
             self._thread.start()
 
     def drop(self, message: DropAdapter, plans: int) -> None:
@@ -68,6 +71,8 @@ class AdapterLoader:
         while self._found:
             asked, found = self._found.popleft()
             if self._wanted.get(asked.number) is not asked:
+                if isinstance(found, Tensor):
+                    self._slots.memory.give(found, sent=False)
                 continue
             if isinstance(found, Tensor):
                 self._slots.loaded[asked.number] = found
@@ -75,33 +80,41 @@ class AdapterLoader:
         while self._drops and self._drops[0][0] <= plans:
             number = self._drops.popleft()[1]
             self._wanted.pop(number, None)
-            self._slots.loaded.pop(number, None)
+            if (held := self._slots.loaded.pop(number, None)) is not None:
+                self._slots.memory.give(held)
 
     def forget(self) -> None:
         """Everything: a new scheduler has numbers of its own."""
+        for held in self._slots.loaded.values():
+            self._slots.memory.give(held)
         for kept in (self._wanted, self._drops, self.answers, self._slots.loaded):
             kept.clear()
 
-    def _read(self, places: AdapterPlaces) -> None:
+    def _read(self, places: AdapterPlaces, memory: PinnedPool) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         while True:
             asked = self._asked.get()
             if self._wanted.get(asked.number) is asked:
-                self._found.append((asked, attempt(asked, places)))
+                self._found.append((asked, attempt(asked, places, memory)))
                 os.eventfd_write(self._woken, 1)
 
 
-def attempt(asked: LoadAdapter, places: AdapterPlaces) -> Tensor | str:
+def attempt(asked: LoadAdapter, places: AdapterPlaces, memory: PinnedPool) -> Tensor | str:
     """The adapter, or why there is none, without the path of its folder: clients are told."""
+    taken = None
     try:
-        found = read_adapter(Path(asked.path), places)
-        if asked.version not in ("", adapter_version(Path(asked.path))):
-            return "its folder has changed since it was named: load it anew"
+        taken = memory.take()
+        found = read_adapter(Path(asked.path), places, taken)
+        if asked.version in ("", adapter_version(Path(asked.path))):
+            logs.info(log, "adapter_loaded", number=asked.number, path=asked.path, bytes=found.nbytes)
+            return found
+        why = "its folder has changed since it was named: load it anew"
     except ModelError as error:
         logs.warning(log, "adapter_refused", number=asked.number, reason=str(error))
-        return str(error).replace(f"{asked.path.rstrip('/')}/", "")
+        why = str(error).replace(f"{asked.path.rstrip('/')}/", "")
     except (RuntimeError, MemoryError) as error:  # no memory, pinned or at all
         logs.exception(log, "adapter_failed", number=asked.number)
-        return f"this executor cannot hold it: {type(error).__name__}"
-    logs.info(log, "adapter_loaded", number=asked.number, path=asked.path, bytes=found.nbytes)
-    return found
+        why = f"this executor cannot hold it: {type(error).__name__}"
+    if taken is not None:
+        memory.give(taken, sent=False)
+    return why
