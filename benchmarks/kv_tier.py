@@ -27,6 +27,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import httpx
 import msgspec
 
 from benchmarks import report
@@ -45,6 +46,7 @@ BLOCK = 16  # tokens
 REQUEST_LIMIT = 90.0  # seconds
 HOST = 1.3  # times what conversations need: other prompts are there before them
 HOST_SHARE = 0.6  # of the machine's available memory that is taken at most
+STREAM_PROMPT = 32  # tokens
 COPIES = 12  # prompts that are fetched in turn beside streams: more than the device has room for
 DISK_OFFERED = 2.0  # prompts a second beside streams that are read from disk
 DISK_HOST = 4  # prompts that the second server's host memory has room for
@@ -86,6 +88,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     tpot_beside_device_hits_ms: float
     tpot_beside_fetches_ms: float
     fetches_beside: int
+    computed_beside: int  # tokens of these prompts that were not fetched
     price: float  # percent by which fetches slow streams down; the goal is 3
     price_of_device_hits: float
     conversation_tokens: int
@@ -162,11 +165,22 @@ class Measurement:
     async def streams(self, beside: Sequence[Sequence[int]]) -> float:
         """Milliseconds per token of streams, while these prompts come in turn."""
         sizes = self._sizes
-        requests = [asked(self._prompts.new(32), sizes.stream_tokens, at) for at in range(sizes.streams)]
+        requests = [asked(self._prompts.new(STREAM_PROMPT), sizes.stream_tokens, at) for at in range(sizes.streams)]
         count = int(sizes.offered * 20) if beside else 0  # longer than the streams
         due = [asked(beside[at % len(beside)], 1, at, 0.2 + at / sizes.offered) for at in range(count)]
         summary = await self.loads.streams(requests, due)
         return summary.tpot_ms.mean if summary.tpot_ms else 0.0
+
+    async def forget(self, admin: Path) -> None:
+        """Have both memories forget all blocks. A full one of the host would keep what was fetched before instead of
+        the prompts that come now. admin: the socket of the operator's address."""
+        transport = httpx.AsyncHTTPTransport(uds=str(admin))
+        async with httpx.AsyncClient(transport=transport, timeout=REQUEST_LIMIT) as http:
+            (await http.post("http://admin/flush_cache")).raise_for_status()
+
+    def computed(self) -> float:
+        """Tokens of prompts that were computed, since the start."""
+        return self.metric("engine_prompt_tokens_total") - self.metric("engine_cached_tokens_total")
 
     async def written(self) -> None:
         """Until nothing more is written to disk."""
@@ -197,7 +211,7 @@ class Measurement:
         return sum(map(len, told)), cached / max(1, repeated), first
 
 
-async def measure(server: Server, shape: Shape, sizes: Sizes, host_tokens: int) -> Figures:
+async def measure(server: Server, shape: Shape, sizes: Sizes, host_tokens: int, admin: Path) -> Figures:
     prompts = Prompts(shape.vocab)
     found = Measurement(server, sizes, prompts)
     await found.loads.run([asked(prompts.new(sizes.prompt), 4, at) for at in range(2)], 1)  # warm-up
@@ -209,16 +223,19 @@ async def measure(server: Server, shape: Shape, sizes: Sizes, host_tokens: int) 
           f"{median_ttft(host_hit):.1f} fetched", flush=True)  # fmt: skip
     tokens, rate, first = await found.conversations()
     print(f"conversations: {rate:.1%} of repeated tokens hit", flush=True)
+    await found.settle()
+    lost = int(found.metric("engine_host_lost_blocks_total"))
+    await found.forget(admin)
     alone = await found.streams(())
     copied = [prompts.new(sizes.prompt) for _ in range(COPIES)]
     await found.one_by_one(copied[-1:])
     beside_hits = await found.streams(copied[-1:])
     await found.one_by_one(copied)
     await found.settle()
-    before = found.metric("engine_host_fetches_total")
+    before, computed = found.metric("engine_host_fetches_total"), found.computed() + sizes.streams * STREAM_PROMPT
     beside = await found.streams(copied)
     await found.settle()
-    fetches = int(found.metric("engine_host_fetches_total") - before)
+    fetches, computed = int(found.metric("engine_host_fetches_total") - before), int(found.computed() - computed)
     print(f"a token: {alone:.2f} ms alone, {beside_hits:.2f} beside device hits, {beside:.2f} beside {fetches} fetches",
           flush=True)  # fmt: skip
     seconds = found.metric("executor_copy_seconds_total", 'direction="in"')
@@ -231,9 +248,10 @@ async def measure(server: Server, shape: Shape, sizes: Sizes, host_tokens: int) 
         host_hit_tokens=host_hit.cached_tokens // max(1, host_hit.completed),
         fetch_bytes_per_second=round(fetched / max(seconds, 1e-9)),
         tpot_ms=alone, tpot_beside_device_hits_ms=beside_hits, tpot_beside_fetches_ms=beside, fetches_beside=fetches,
-        price=price(beside, alone), price_of_device_hits=price(beside_hits, alone), conversation_tokens=tokens,
+        computed_beside=computed, price=price(beside, alone), price_of_device_hits=price(beside_hits, alone),
+        conversation_tokens=tokens,
         hit_rate=round(rate, 4), turn_ttft_ms=tuple(round(value, 3) for value in first),
-        lost_blocks=int(found.metric("engine_host_lost_blocks_total")), errors=found.loads.errors,
+        lost_blocks=lost, errors=found.loads.errors,
     )  # fmt: skip
 
 
@@ -299,7 +317,7 @@ def lines(found: Figures) -> Iterator[str]:
     )
     yield (
         f"a token of streams: {found.tpot_ms:.2f} ms; beside device hits {found.price_of_device_hits:+.1f} %, beside "
-        f"{found.fetches_beside} fetches {found.price:+.1f} %"
+        f"{found.fetches_beside} fetches {found.price:+.1f} %, {found.computed_beside} of whose tokens were computed"
     )
     yield (
         f"conversations of {found.conversation_tokens} tokens, {found.device_cache_tokens} on the device: "
@@ -379,11 +397,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.disk is not None:
             sizes = msgspec.structs.replace(sizes, offered=DISK_OFFERED)
             return run_disk(words, sizes, shape, options, arguments)
+        admin = Path(place) / "admin"
+        words += ["--admin-address", f"unix:{admin}"]
         print(shlex.join(words), flush=True)
         with serving(words) as server:
             print(f"ready after {server.seconds:.0f} s", flush=True)
             chip = device(server)
-            figures = asyncio.run(measure(server, shape, sizes, host))
+            figures = asyncio.run(measure(server, shape, sizes, host, admin))
             if figures.errors:
                 print(server.tail(), flush=True)
     results = {"chip": chip, "server_arguments": shlex.join(words[1:]), "sizes": sizes, "figures": figures}
