@@ -1,17 +1,32 @@
-"""LoRA adapters from their folders into host memory, as they will lie in a place."""
+"""LoRA adapters from their folders into host memory, as they will lie in a place.
+
+They are read in a thread beside the steps. Each call of PyTorch lets go of the interpreter and asks for it again, which
+delays the steps' thread when there are thousands; so what is cut and copied are NumPy's arrays of the same memory.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.engine_core.loading.checkpoint import cuts, stored_part
+from penstock.engine_core.loading.checkpoint import cuts
 from penstock.engine_core.models.adapter_folder import AdaptedMatrix, read_adapter_folder
 from penstock.engine_core.models.adapters import AdapterPlaces
+from penstock.engine_core.models.weight_files import read_header
 from penstock.protocol.errors import ModelError
+
+TYPES: Mapping[str, torch.dtype] = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+WORDS: Mapping[int, tuple[torch.dtype, type[np.generic]]] = {
+    2: (torch.int16, np.int16),
+    4: (torch.int32, np.int32),
+}  # by the bytes of a number
+Words = NDArray[Any]  # a tensor's numbers as integers of their size
 
 
 def read_adapter(folder: Path, places: AdapterPlaces, memory: Tensor | None = None) -> Tensor:
@@ -22,35 +37,59 @@ def read_adapter(folder: Path, places: AdapterPlaces, memory: Tensor | None = No
     """
     found = read_adapter_folder(folder, places.whole, places.max_rank, experts=places.experts)
     memory = places.host_memory() if memory is None else memory
-    names, parts, values, scales = list[str](), list[Tensor](), list[Tensor](), list[float]()
-    try:
-        with safe_open(found.weights, framework="pt", device="cpu") as file:
-            for matrix in found.matrices:
-                for half, place in places.destinations(memory, matrix.name, matrix.rank):
-                    name = f"{matrix.stored}.lora_{half}.weight"
-                    stored = stacked(file.get_tensor(name), half, matrix) if matrix.experts else file.get_slice(name)
-                    for run, part in cuts(place, place.tensor) if place.tensor is not None else ():
-                        names.append(name)
-                        parts.append(part)
-                        values.append(stored_part(stored, run))
-                        scales.append(matrix.scale if half == "B" else 1.0)
-            fill(memory, parts, values, scales)
-    except SafetensorError as error:
-        raise ModelError(f"{found.weights}: truncated or not a safetensors file: {error}") from None
-    except OSError as error:
-        raise ModelError(f"{found.weights}: {error}") from None
+    parts, scaled = list[tuple[str, Words]](), dict[float, list[Tensor]]()
+    room, stored = words_of(memory), StoredTensors(found.weights)
+    for matrix in found.matrices:
+        for half, place in places.destinations(room, matrix.name, matrix.rank):
+            name, scale = f"{matrix.stored}.lora_{half}.weight", matrix.scale if half == "B" else 1.0
+            if place.tensor is None:
+                continue
+            values = stored.words(name, memory.dtype, scale)
+            values = stacked(values, half, matrix) if matrix.experts else values
+            part: Any
+            for run, part in cuts(place, place.tensor):
+                part[...] = values[run]
+                parts.append((name, part))
+                if scale != 1.0 and stored.type(name) == memory.dtype:
+                    scaled.setdefault(scale, []).append(numbers_of(part, memory.dtype))
+    for scale, tensors in scaled.items():
+        torch._foreach_mul_(tensors, torch.tensor(scale))  # a number would be rounded to the tensors' type first
     if not all_finite(memory):
-        name = next(name for name, part in zip(names, parts, strict=True) if not all_finite(part))
+        name = next(name for name, part in parts if not all_finite(numbers_of(part, memory.dtype)))
         raise ModelError(f"{found.weights}: tensor {name} has numbers that are not finite")
     return memory
 
 
-def fill(memory: Tensor, parts: list[Tensor], values: list[Tensor], scales: list[float]) -> None:
-    """Copy values, times their scales, to parts of the memory, rounded once. A thread that calls for each of them would
-    take the interpreter from the steps' thread each time."""
-    exact = (memory.dtype, torch.float32)
-    values = [one if one.dtype in exact else one.float() for one in values]
-    torch._foreach_copy_(parts, torch._foreach_mul(values, scales))
+class StoredTensors:
+    """Those of a file that has been checked."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ModelError."""
+        self._found = read_header(path)
+        try:
+            self._bytes = np.memmap(path, np.uint8, "r").view(np.ndarray)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path}: {error}") from None
+        self._first = len(self._bytes) - max(tensor.data_offsets[1] for tensor in self._found.values())
+
+    def type(self, name: str) -> torch.dtype:
+        return TYPES[self._found[name].dtype]
+
+    def words(self, name: str, dtype: torch.dtype, scale: float) -> Words:
+        """The tensor as words of a type: as they stand if it is the file's, else times the scale and rounded once."""
+        tensor, own = self._found[name], self.type(name)
+        begin, end = (self._first + offset for offset in tensor.data_offsets)
+        values = self._bytes[begin:end].view(WORDS[own.itemsize][1]).reshape(tensor.shape)
+        return values if own == dtype else words_of((numbers_of(values.copy(), own).float() * scale).to(dtype))
+
+
+def words_of(memory: Tensor) -> Words:
+    found: Words = memory.view(WORDS[memory.itemsize][0]).numpy()
+    return found
+
+
+def numbers_of(words: Words, dtype: torch.dtype) -> Tensor:
+    return torch.from_numpy(words).view(dtype)
 
 
 def all_finite(values: Tensor) -> bool:
@@ -60,8 +99,8 @@ def all_finite(values: Tensor) -> bool:
     return bool(low.isfinite() & high.isfinite())
 
 
-def stacked(values: Tensor, half: str, matrix: AdaptedMatrix) -> Tensor:
+def stacked(values: Words, half: str, matrix: AdaptedMatrix) -> Words:
     """A or B of all experts, `[experts, outputs, inputs]`, as PEFT has them in one matrix."""
     if half == "A":
-        return values.view(matrix.experts, matrix.rank, -1)
-    return values.view(len(values), matrix.rank, matrix.experts).permute(2, 0, 1)
+        return values.reshape(matrix.experts, matrix.rank, -1)
+    return values.reshape(len(values), matrix.rank, matrix.experts).transpose(2, 0, 1)

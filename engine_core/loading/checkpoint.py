@@ -112,7 +112,7 @@ def cuts(destination: Destination, target: Tensor) -> Iterator[tuple[tuple[slice
     before = (held, *(slice(None),) * (axis - 1)) if axis else ()
     for run in destination.runs or (slice(destination.start, destination.start + target.shape[axis]),):
         size = len(range(run.start, run.stop, run.step or 1))
-        part, place = target.narrow(axis, first, size), (*before, run)
+        part, place = target[(*(slice(None),) * axis, slice(first, first + size))], (*before, run)
         first += size
         if len(shape) < 3:
             yield place, part

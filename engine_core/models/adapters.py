@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,9 +101,9 @@ class AdapterPlaces:
         """Room for one adapter on the host, as it lies in its place: zeros."""
         return torch.zeros(self.memory.shape[1], dtype=self.memory.dtype)
 
-    def destinations(self, memory: Tensor, name: str, rank: int) -> Destinations:
-        """Where A and B of a matrix go in a place's memory: `A` and `B`; nothing of a matrix of another stage.
-        Raises ModelError for one that has no place."""
+    def destinations(self, memory: Any, name: str, rank: int) -> Destinations:
+        """Where A and B of a matrix go in a place's memory, a tensor or an array: `A` and `B`; nothing of a matrix of
+        another stage. Raises ModelError for one that has no place."""
         if name in self._lacking:
             raise ModelError(f"adapters of {name} are not served: this model does not multiply by it alone")
         begin, found, rest = name.partition(EXPERT)
@@ -113,8 +114,8 @@ class AdapterPlaces:
         product, source, part = self._matrices[name]
         (first, second), rows = self._starts[product], source.rows
         first += part * self.rank * product.share
-        a = memory[first : first + rank * product.share].view(rank, product.share)
-        b = memory[second + rows.start * self.rank : second + rows.stop * self.rank].view(-1, self.rank)[:, :rank]
+        a = memory[first : first + rank * product.share].reshape(rank, product.share)
+        b = memory[second + rows.start * self.rank : second + rows.stop * self.rank].reshape(-1, self.rank)[:, :rank]
         yield "A", Destination(a, (rank, product.inputs), 1, product.first)
         start = source.start if len(source.parts) == 1 else 0
         yield "B", Destination(b if len(b) else None, (source.outputs, rank), 0, start, runs=source.runs)

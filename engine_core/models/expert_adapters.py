@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import accumulate, pairwise
-
-from torch import Tensor
+from typing import Any
 
 from penstock.engine_core.models.adapted_modules import DOWN
 from penstock.engine_core.models.layers import Destination, Destinations
@@ -28,17 +27,17 @@ class ExpertRoom:
     def end(self) -> int:
         return self._starts[-1]
 
-    def weights(self, memory: Tensor) -> tuple[LowRankExperts, LowRankExperts]:
+    def weights(self, memory: Any) -> tuple[LowRankExperts, LowRankExperts]:
         """Views of places' memory `[places, numbers]`: of the first product, and of the last."""
         found = [
-            memory[:, start:end].view(len(memory), *shape)
+            memory[:, start:end].reshape(len(memory), *shape)
             for (start, end), shape in zip(pairwise(self._starts), self._shapes, strict=True)
         ]
         return LowRankExperts(*found[:2]), LowRankExperts(*found[2:])
 
-    def destinations(self, memory: Tensor, name: str, rank: int) -> Destinations:
-        """Where A and B go in a place's memory `[numbers]`, of one expert's matrix by its number and name, or of those
-        of all experts, which are `[experts, outputs, inputs]` each."""
+    def destinations(self, memory: Any, name: str, rank: int) -> Destinations:
+        """Where A and B go in a place's memory `[numbers]`, a tensor or an array, of one expert's matrix by its number
+        and name, or of those of all experts, which are `[experts, outputs, inputs]` each."""
         mixture, spec = self.mixture, self.mixture.spec
         gate_up, down = self.weights(memory[None])
         number, _, part = name.rpartition(".")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.engine_core.execution.transfer import Download, Upload
+from penstock.engine_core.execution.transfer import Download, PinnedPool, Upload
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -29,6 +29,23 @@ def test_arrays_arrive_whole_and_typed(device: str) -> None:
             assert tensor.device.type == device
             assert np.array_equal(tensor.cpu().numpy(), array)
             assert tensor.cpu().numpy().dtype == array.dtype
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_pinned_memory_is_used_again_behind_what_reads_it(device: str) -> None:
+    pool = PinnedPool(1 << 22, torch.float32, torch.device(device))
+    memory = pool.take()
+    first, target = memory.data_ptr(), torch.empty(1 << 22, device=device)
+    assert memory.is_pinned() == (device == "cuda")
+    for turn in range(1, 20):
+        assert not memory.any()
+        memory.fill_(turn)
+        target.copy_(memory, non_blocking=True)
+        pool.give(memory, sent=True)
+        memory = pool.take()
+        assert memory.data_ptr() == first
+        assert torch.equal(target.cpu(), torch.full((1 << 22,), float(turn)))
+    assert pool.take().data_ptr() != first, "nobody has given this one back"
 
 
 @pytest.mark.gpu

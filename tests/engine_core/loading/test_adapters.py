@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     DeepseekV3Config,
     GptOssConfig,
@@ -29,6 +29,8 @@ from penstock.engine_core.loading.adapters import read_adapter
 from penstock.engine_core.models.adapters import AdapterPlaces
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.layers import pack
+from penstock.engine_core.models.registry import build
+from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.errors import ModelError
 from penstock.protocol.steps import StepPlan
 from tests.engine_core.execution.harness import Life, block_tables, column, decode, prefill
@@ -216,6 +218,27 @@ def test_a_step_without_adapters_does_what_it_did(base: Path, monkeypatch: pytes
     monkeypatch.setattr(slots, "of_tokens", None)
     monkeypatch.setattr(slots, "_upload", None)
     assert answers(runner, [0, 0, 0]) == expected
+
+
+@pytest.mark.parametrize("own", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32])
+def test_numbers_are_rounded_once(base: Path, tmp_path: Path, stored: torch.dtype, own: torch.dtype) -> None:
+    """Whatever types file and model have, B being times the scale; ranks that differ are padded by zeros."""
+    write_adapter(base, tmp_path, 1, r=6, lora_alpha=10, rank_pattern={"q_proj": 16})
+    file = load_file(tmp_path / "adapter_model.safetensors")
+    changed(tmp_path, {name: tensor.to(stored) for name, tensor in file.items()})
+    spec = read_spec(base)
+    places = AdapterPlaces(build(spec, own, torch.device("cpu"), 64), spec, 1, 20)
+    memory = read_adapter(tmp_path, places)
+    count = 0
+    for name, tensor in file.items():
+        matrix, _, half = name.removesuffix(".weight").removeprefix("base_model.model.").rpartition(".lora_")
+        rank = 16 if "q_proj" in name else 6
+        found = dict(places.destinations(memory, matrix, rank))[half].tensor
+        expected = tensor.to(stored).float() * (10 / rank if half == "B" else 1.0)
+        assert torch.equal(found, expected.to(own))
+        count += found.count_nonzero()
+    assert memory.count_nonzero() == count
 
 
 def test_numbers_that_are_not_finite_are_refused(base: Path, tmp_path: Path) -> None:
