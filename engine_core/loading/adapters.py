@@ -21,11 +21,13 @@ from penstock.engine_core.models.adapters import AdapterPlaces
 from penstock.engine_core.models.weight_files import read_header
 from penstock.protocol.errors import ModelError
 
-TYPES: Mapping[str, torch.dtype] = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+TYPES: Mapping[str, torch.dtype] = {
+    "BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64,
+}  # fmt: skip
+# By the bytes of a number.
 WORDS: Mapping[int, tuple[torch.dtype, type[np.generic]]] = {
-    2: (torch.int16, np.int16),
-    4: (torch.int32, np.int32),
-}  # by the bytes of a number
+    2: (torch.int16, np.int16), 4: (torch.int32, np.int32), 8: (torch.int64, np.int64),
+}  # fmt: skip
 Words = NDArray[Any]  # a tensor's numbers as integers of their size
 
 

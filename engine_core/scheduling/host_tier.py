@@ -2,11 +2,9 @@
 
 Out: only where blocks are short are any copied at all: `reserve` of them, free ones included, can go at once without a
 loss. Idle blocks that go next are copied first, then those that running sequences have filled: under load a block is
-idle for less time than its copy takes. A step's result is a copy to the host, too, and waits for those in front of it;
-so few blocks are copied at a time beside steps, as many more as prompts fill in these or have filled in those before,
-and all idle ones while nothing runs. Nothing ever waits for a copy: a
-block whose copy is not done may be taken all the same, and the copy is dropped. Only blocks whose copies other replicas
-read as they are made are held until then.
+idle for less time than its copy takes. While nothing runs, all idle ones are. Nothing ever waits for a copy: a block
+whose copy is not done may be taken all the same, and the copy is dropped. Only blocks whose copies other replicas read
+as they are made are held until then.
 
 Back: a sequence that may enter a slot, and whose prefix goes on in the host's memory behind what the device has, waits
 for those blocks if that is faster than to compute them. Others are planned past it meanwhile. The blocks are held until
@@ -36,7 +34,6 @@ from penstock.protocol.steps import BlocksCopied, CopyBlocks, copy_stamp
 
 MOST_SPILLS = 2  # messages that ask for copies to the host's memory, at once: links have room for few
 MOST_BLOCKS = 512  # of one of them
-BESIDE = 32  # of one of them beside steps of no prompts, unless others wait for the copies: 64 MB of an 8B, 1.3 ms
 FEW = 64  # the part of the reserve below which blocks that sequences have filled wait for more
 PATIENCE = 5.0  # seconds that a sequence waits for blocks
 OVERHEAD = 0.002  # seconds that a fetch takes beside its copies: messages, and the steps that it waits for
@@ -55,14 +52,12 @@ def copy_ahead(state: SchedulerState) -> None:
     pairs: list[tuple[int, int]] = []
     eager = host.transfers.eager or host.storage.shared  # others read what sequences have filled
     rests = not state.requests and not state.steps.in_flight
-    most = MOST_BLOCKS if rests or host.transfers.eager else min(MOST_BLOCKS, BESIDE + host.earned + filling(state))
-    wanted = most if rests and kv.pool.free < host.reserve else host.reserve - kv.pool.ready
-    for block in kv.pool.leave(min(wanted, most)):
+    wanted = MOST_BLOCKS if rests and kv.pool.free < host.reserve else host.reserve - kv.pool.ready
+    for block in kv.pool.leave(min(wanted, MOST_BLOCKS)):
         if not host.tier.touch(kv.prefix.key(block)):
             add_pair(kv, host, block, pairs)
     if eager or (kv.pool.ready < host.reserve and len(host.filled) > host.reserve // FEW):
-        add_filled(kv, host, state.steps.applied, pairs, most)
-    host.earned -= max(0, min(host.earned, len(pairs) - BESIDE))
+        add_filled(kv, host, state.steps.applied, pairs)
     ask_copies(state, host, pairs)
 
 
@@ -80,20 +75,10 @@ def ask_copies(state: SchedulerState, host: HostCopies, pairs: list[tuple[int, i
     send(state, host, spill.number, pairs, to_host=True)
 
 
-def filling(state: SchedulerState) -> int:
-    """How many blocks prompts fill in the steps in flight."""
-    return sum([prompt_blocks(state, step) for step in state.steps.in_flight])
-
-
-def prompt_blocks(state: SchedulerState, step: InFlightStep) -> int:
-    positions = sum([chunk.count for chunk in step.chunks])
-    return positions // state.options.block_size * state.kv.layout.groups
-
-
-def add_filled(kv: KVState, host: HostCopies, applied: int, pairs: list[tuple[int, int]], most: int) -> None:
-    """Have blocks copied with these, up to so many, that steps up to `applied` have filled, and that are not there."""
+def add_filled(kv: KVState, host: HostCopies, applied: int, pairs: list[tuple[int, int]]) -> None:
+    """Have blocks copied with these that steps up to `applied` have filled, and that are not there."""
     filled = host.filled
-    while len(pairs) < most and filled and filled[0][0] <= applied:
+    while len(pairs) < MOST_BLOCKS and filled and filled[0][0] <= applied:
         step, block = filled.popleft()
         if host.written[block] != step:
             continue  # it has been given away and filled again, which may not be over
@@ -316,10 +301,9 @@ def clear_copies(state: SchedulerState, blocks: int | None = None, addresses: Bl
         host.transfers.addresses = addresses
 
 
-def observe(state: SchedulerState, host: HostCopies, inflight: InFlightStep, seconds: float) -> None:
-    """What a step with much of prompts took on the device, and what it filled."""
+def observe(host: HostCopies, inflight: InFlightStep, seconds: float) -> None:
+    """What a step with much of prompts took on the device."""
     positions = sum([chunk.count for chunk in inflight.chunks])
-    host.earned = min(host.earned * 3 // 4 + prompt_blocks(state, inflight), MOST_BLOCKS)
     if seconds and positions >= LONG_CHUNKS:
         host.position_seconds = mean(host.position_seconds, seconds / positions)
 

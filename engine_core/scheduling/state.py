@@ -317,7 +317,6 @@ class HostCopies:
     block_seconds: float = 0.0  # that fetching a block takes
     measured: float = 0.0  # when that was measured last
     position_seconds: float = 0.0  # that computing a position takes; 0: it is not known
-    earned: int = 0  # blocks that prompts have filled: so many more may be copied beside steps
     totals: HostTotals = field(default_factory=HostTotals)
 
 

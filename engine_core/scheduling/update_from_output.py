@@ -73,7 +73,7 @@ def apply(state: SchedulerState, result: StepResult) -> None:
     if state.encoder_cache.rows:
         state.encoder_cache.applied(inflight.step)
     if state.kv.host is not None:
-        observe(state, state.kv.host, inflight, result.busy)
+        observe(state.kv.host, inflight, result.busy)
         copy_ahead(state)
 
 

@@ -221,7 +221,7 @@ def test_a_step_without_adapters_does_what_it_did(base: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("own", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_numbers_are_rounded_once(base: Path, tmp_path: Path, stored: torch.dtype, own: torch.dtype) -> None:
     """Whatever types file and model have, B being times the scale; ranks that differ are padded by zeros."""
     write_adapter(base, tmp_path, 1, r=6, lora_alpha=10, rank_pattern={"q_proj": 16})

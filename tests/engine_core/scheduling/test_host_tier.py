@@ -10,7 +10,7 @@ import pytest
 from penstock.engine_core.scheduling import host_tier
 from penstock.engine_core.scheduling.host_tier import PATIENCE, RETRY
 from penstock.protocol.messages import Finish
-from penstock.protocol.steps import BlocksCopied, CopyBlocks
+from penstock.protocol.steps import BlocksCopied
 from tests.sim.adapters import GROUP
 from tests.sim.lives import World
 from tests.sim.server import Server, chunks
@@ -91,28 +91,8 @@ def test_all_idle_blocks_of_a_full_device_are_copied_while_nothing_runs(monkeypa
     assert not made.scheduler.copy_messages()
 
 
-@pytest.mark.parametrize("eager", [False, True])
-def test_few_blocks_go_at_a_time_beside_steps(eager: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step's result waits for copies in front of it. Where others wait for the copies themselves, all go."""
-    monkeypatch.setattr(host_tier, "BESIDE", 1)
-    made = server()
-    assert made.scheduler._state.kv.host is not None
-    made.scheduler._state.kv.host.transfers.eager = eager
-    for start in (1, 2):
-        made.submit([start] * 3, max_tokens=33)
-    sizes = []
-    while made.scheduler.unfinished:
-        made.step()
-        if made.scheduler.unfinished:
-            sizes += [len(one.blocks) // 8 for one in made.scheduler.copy_messages() if isinstance(one, CopyBlocks)]
-        made.copy()
-    assert sizes
-    assert (max(sizes) > 1) == eager
-
-
-def test_as_many_blocks_go_beside_prompts_as_their_steps_fill(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An executor says once a step which copies have ended. Prompts after prompts must not evict blocks sooner."""
-    monkeypatch.setattr(host_tier, "BESIDE", 1)
+def test_prompts_after_prompts_evict_no_block_before_it_is_copied() -> None:
+    """Though an executor says only once a step which copies have ended."""
     made = server(blocks=60, slots=2, budget=20, host_blocks=400)
     for start in range(30):
         made.submit([start + number % 7 for number in range(40)], max_tokens=1)
