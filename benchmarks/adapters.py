@@ -17,6 +17,7 @@ import random
 import shlex
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from penstock.services.bench.workload import FREE, Variant, Workload
 RESULTS = report.ROOT / "benchmarks" / "results" / "h200" / "adapters.json"
 LOADS = {"ttft_128": ("base", "one"), "bs8": ("base", "one", "each"), "bs64": ("base", "each")}
 FILES = 4  # different weight files; further adapters are links to them
+WARM_LIMIT = 120.0  # seconds
 SLOTS, OPEN = 64, 256  # of the load that swaps
 SWAP = closed("swap", (512, 128), 1024, OPEN)
 
@@ -159,8 +161,17 @@ class Run:
         if options.swap:
             slots = [] if options.smoke else ["--max-num-seqs", str(SLOTS)]
             with serving([*common, *self.lora(adapters, options.swap_places), *slots]) as server:
+                self.warm(server, names)
                 for rows, count in (("held", options.swap_places), ("swap", options.swap)):
                     self.load(server, SWAP, rows, skewed(count, SWAP.requests))
+
+    def warm(self, server: Server, names: Sequence[str]) -> None:
+        """Have the host's memory hold every adapter: the load is about places."""
+        began, workload = time.monotonic(), closed("warm", (16, 1), len(names), OPEN)
+        workload = prepared(workload, self.shape, smoke=self.options.smoke)
+        workload = msgspec.structs.replace(workload, requests=len(names), warmup=0, variants=named(names))
+        _, error = attempt(server, workload, self.options.clients, WARM_LIMIT)
+        print(f"{len(names)} adapters read in {time.monotonic() - began:.1f} s", error, flush=True)
 
     def lora(self, adapters: Sequence[tuple[str, Path]], places: int) -> list[str]:
         """Arguments of a server with adapters, all of which the host's memory holds."""
