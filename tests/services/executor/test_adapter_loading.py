@@ -85,6 +85,12 @@ def wait(steps: Steps) -> None:
     steps.iterate()
 
 
+def spare(steps: Steps) -> int:
+    """Memory that adapters have left."""
+    slots = loader_of(steps)._slots
+    return len(slots.memory._free)
+
+
 def answers(port: FakePort) -> list[AdapterLoaded]:
     return [message for _, message in port.sent if isinstance(message, AdapterLoaded)]
 
@@ -111,8 +117,10 @@ def test_an_adapter_is_loaded_copied_and_dropped(steps: Steps, port: FakePort, e
     slots = engine.runner.adapters
     assert slots is not None
     assert list(slots.loaded) == [7]
+    before = spare(steps)
     run(steps, peer(), then(3, on=None), adapted(4, 2, 7, 2), then(5), DropAdapter(number=7))
     assert slots.loaded == {}
+    assert spare(steps) == before + 1
     found = b"".join(result.token_ids for result in results(port)[-2:])
     assert found != plain
     assert slots.places.memory[1].any()
@@ -129,6 +137,7 @@ def test_a_folder_that_is_refused(steps: Steps, port: FakePort, folder: Path, ca
     assert [vars(record)["fields"]["reason"] for record in caplog.records] == [
         f"{folder}/adapter_model.safetensors: no such file"
     ]
+    assert spare(steps)
 
 
 def test_a_folder_that_has_changed_is_another_adapter(steps: Steps, port: FakePort, folder: Path) -> None:
@@ -172,6 +181,7 @@ def test_what_nobody_wants_any_more_is_not_kept(
     """Neither what has been read, nor what is being read; numbers of the next scheduler are others."""
     slots, began, gate = engine.runner.adapters, threading.Event(), threading.Event()
     assert slots is not None
+    slots.memory._free.clear()
     run(steps, peer(), LoadAdapter(number=1, path=str(folder)))
     wait(steps)
 
@@ -192,8 +202,11 @@ def test_what_nobody_wants_any_more_is_not_kept(
     steps.iterate()
     assert slots.loaded == {}
     gate.set()
+    wait(steps)
+    assert spare(steps) == 1, "the second was read into what the first had"
     run(steps, peer(2), LoadAdapter(number=3, path=str(folder)))
     while 3 not in slots.loaded:
         wait(steps)
     assert list(slots.loaded) == [3]
+    assert spare(steps) == 0
     assert [answer.number for answer in answers(port)] == [1, 3]
