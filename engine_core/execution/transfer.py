@@ -5,6 +5,7 @@ On a CPU both are views of the same memory.
 
 from __future__ import annotations
 
+import mmap
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -60,7 +61,8 @@ class PinnedPool:
             if read is not None:
                 read.synchronize()
             return memory.zero_()
-        memory = torch.empty(self._size, dtype=self._dtype).zero_()  # written, so that pinning has pages to find
+        pages = mmap.mmap(-1, self._size * self._dtype.itemsize)  # its own: none is pinned twice
+        memory = torch.frombuffer(pages, dtype=self._dtype).zero_()  # written, so that pinning has something to find
         pin(memory, self._device)
         return memory
 

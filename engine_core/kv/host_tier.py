@@ -156,6 +156,8 @@ class HostTier:
     def forget(self, keys: Iterable[bytes]) -> None:
         """What these find, or will find, cannot be trusted."""
         doubtful = set(keys)
+        if not doubtful:
+            return  # there may be millions of blocks
         for block in {found for key in doubtful if (found := self._blocks.pop(key, None)) is not None}:
             self._keys[block] = None
             if not self._holds[block]:

@@ -6,9 +6,10 @@ delays the steps' thread when there are thousands; so what is cut and copied are
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -39,9 +40,21 @@ def read_adapter(folder: Path, places: AdapterPlaces, memory: Tensor | None = No
     """
     found = read_adapter_folder(folder, places.whole, places.max_rank, experts=places.experts)
     memory = places.host_memory() if memory is None else memory
+    try:
+        with found.weights.open("rb") as file:
+            read_tensors(StoredTensors(found.weights, file), found.matrices, places, memory)
+    except OSError as error:
+        raise ModelError(f"{found.weights}: {error.strerror}") from None
+    return memory
+
+
+def read_tensors(
+    stored: StoredTensors, matrices: Sequence[AdaptedMatrix], places: AdapterPlaces, memory: Tensor
+) -> None:
+    """Copy what a place holds of these matrices to its memory, zeros so far. Raises ModelError."""
+    room = words_of(memory)
     parts, scaled = list[tuple[str, Words]](), dict[float, list[Tensor]]()
-    room, stored = words_of(memory), StoredTensors(found.weights)
-    for matrix in found.matrices:
+    for matrix in matrices:
         for half, place in places.destinations(room, matrix.name, matrix.rank):
             name, scale = f"{matrix.stored}.lora_{half}.weight", matrix.scale if half == "B" else 1.0
             if place.tensor is None:
@@ -58,31 +71,31 @@ def read_adapter(folder: Path, places: AdapterPlaces, memory: Tensor | None = No
         torch._foreach_mul_(tensors, torch.tensor(scale))  # a number would be rounded to the tensors' type first
     if not all_finite(memory):
         name = next(name for name, part in parts if not all_finite(numbers_of(part, memory.dtype)))
-        raise ModelError(f"{found.weights}: tensor {name} has numbers that are not finite")
-    return memory
+        raise ModelError(f"{stored.path}: tensor {name} has numbers that are not finite")
 
 
 class StoredTensors:
-    """Those of a file that has been checked."""
+    """Those of a file that has been checked. It is read and not mapped: one that is cut off meanwhile would end the
+    process."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, file: BinaryIO) -> None:
         """Raises ModelError."""
-        self._found = read_header(path)
-        try:
-            self._bytes = np.memmap(path, np.uint8, "r").view(np.ndarray)
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{path}: {error}") from None
-        self._first = len(self._bytes) - max(tensor.data_offsets[1] for tensor in self._found.values())
+        self.path, self._file, self._found = path, file, read_header(path)
+        end = max(tensor.data_offsets[1] for tensor in self._found.values())
+        self._first = os.fstat(file.fileno()).st_size - end
 
     def type(self, name: str) -> torch.dtype:
         return TYPES[self._found[name].dtype]
 
     def words(self, name: str, dtype: torch.dtype, scale: float) -> Words:
-        """The tensor as words of a type: as they stand if it is the file's, else times the scale and rounded once."""
+        """The tensor as words of a type: as they stand if it is the file's, else times the scale and rounded once.
+        Raises ModelError."""
         tensor, own = self._found[name], self.type(name)
-        begin, end = (self._first + offset for offset in tensor.data_offsets)
-        values = self._bytes[begin:end].view(WORDS[own.itemsize][1]).reshape(tensor.shape)
-        return values if own == dtype else words_of((numbers_of(values.copy(), own).float() * scale).to(dtype))
+        values = np.empty(tensor.shape, WORDS[own.itemsize][1])
+        self._file.seek(self._first + tensor.data_offsets[0])
+        if self._file.readinto(values.reshape(-1).view(np.uint8)) != values.nbytes:  # type: ignore[attr-defined]
+            raise ModelError(f"{self.path}: truncated: tensor {name} is not there as a whole")
+        return values if own == dtype else words_of((numbers_of(values, own).float() * scale).to(dtype))
 
 
 def words_of(memory: Tensor) -> Words:

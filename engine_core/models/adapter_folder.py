@@ -26,6 +26,7 @@ from penstock.engine_core.models.weight_files import STORED_TYPES, StoredTensor,
 from penstock.protocol.errors import ModelError
 
 CONFIG = "adapter_config.json"
+SAMPLES, SAMPLE = 65, 4096  # of weights, and bytes of one: the first has the names, a training changes all others
 RANKS = 16  # that matrix units want: ranks are padded to a multiple
 WEIGHTS = "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"
@@ -99,14 +100,20 @@ def adaptable_of(layer: LayerSpec, hidden: int) -> Iterator[tuple[str, tuple[int
 
 
 def adapter_version(folder: Path) -> str:
-    """Of what the folder holds: a digest of its configuration, and of its weights' size and time of change. Raises
-    ModelError naming the file that cannot be read."""
+    """Of what the folder holds, whenever and wherever it was copied: a digest of its configuration, and of its weights'
+    size, beginning and samples. Raises ModelError naming the file that cannot be read."""
+    found = hashlib.blake2b(digest_size=16)
     try:
-        config, weights = (folder / CONFIG).read_bytes(), (folder / WEIGHTS).stat()
+        found.update((folder / CONFIG).read_bytes())
+        with (folder / WEIGHTS).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            found.update(f" {size} ".encode())
+            for at in range(SAMPLES):
+                file.seek(at * max(0, size - SAMPLE) // (SAMPLES - 1))
+                found.update(file.read(SAMPLE))
     except OSError as error:
         raise ModelError(f"{error.filename}: {error.strerror}") from None
-    content = config + f"{weights.st_size} {weights.st_mtime_ns}".encode()
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+    return found.hexdigest()
 
 
 def place_bytes(

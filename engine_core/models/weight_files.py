@@ -108,7 +108,12 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         raise unreadable(path, error) from None
     except (struct.error, ValueError, RecursionError) as error:  # msgspec's and UnicodeDecodeError are ValueErrors
         raise ModelError(f"{path}: truncated or not a safetensors file ({error}); {AGAIN}") from None
-    wanted = 8 + length + max((tensor.data_offsets[1] for tensor in found.values()), default=0)
+    end = 0
+    for name, tensor in sorted(found.items(), key=lambda item: item[1].data_offsets):
+        if tensor.data_offsets[0] != end or tensor.data_offsets[1] < end:
+            raise ModelError(f"{path}: damaged: tensor {name} does not begin where the one before ends; {AGAIN}")
+        end = tensor.data_offsets[1]
+    wanted = 8 + length + end
     if wanted != size:
         raise ModelError(
             f"{path}: truncated or damaged: its header tells of {wanted} bytes, and it has {size}; {AGAIN}"

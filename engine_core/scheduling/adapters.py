@@ -3,7 +3,9 @@
 A sequence enters a slot when its adapter has a place, or a place can be had: one that is empty, or whose adapter no
 running sequence uses. The one that was used longest ago goes. Whoever lacks its adapter is passed over and delays
 nobody. An adapter that has waited PATIENCE seconds for a place has one emptied for it: sequences that are behind in the
-order no longer enter with the adapter there. At most a quarter of the places are being emptied at once.
+order no longer enter with the adapter there. It is the place with the fewest users, unless emptying it has taken as
+long again: one long output would keep a place for minutes while others come and go. Each adapter has one place emptied
+for it, and at most a quarter of them are at once.
 
 Adapters are read in the order in which the queue asks for them, LOADS at a time. The host's memory holds `memory` of
 them. For another one the longest unused goes of those that have a place or that nobody ahead in the order asks for.
@@ -52,6 +54,7 @@ class Holding:
     users: int = 0  # running sequences
     wanted: int = 0  # the last pass over the queue that asked for it
     since: float = math.inf  # when it first lacked a place
+    emptied: float = math.inf  # since when its place is emptied for others, now or before
 
 
 class AdapterPlaces:
@@ -65,7 +68,7 @@ class AdapterPlaces:
         self._loading: dict[int, Holding] = {}
         self._places: list[Holding | None] = [None] * places  # the first has number 1
         self.changes: list[tuple[int, int]] = []  # of the plan that is being made: numbers and their places
-        self._emptied: dict[Holding, None] = {}  # their places are, in this pass
+        self._emptied: dict[Holding, Holding] = {}  # whose places are, in this pass, and for whom
         self._pass = self._turn = self._number = 0
         self._loads = self._failures = self._copies = 0
 
@@ -100,9 +103,11 @@ class AdapterPlaces:
         if self._free_place() is not None:
             return True
         holding.since = min(holding.since, now)
-        if now - holding.since >= PATIENCE and len(self._emptied) < max(1, len(self._places) // 4):
+        most = max(1, len(self._places) // 4)
+        if now - holding.since >= PATIENCE and holding not in self._emptied.values() and len(self._emptied) < most:
             others = [other for other in self._places if other is not None and other not in self._emptied]
-            self._emptied[min(others, key=lambda other: (other.users, other.used))] = None
+            found = min(others, key=lambda other: (now - other.emptied >= PATIENCE, other.users, other.used))
+            found.emptied, self._emptied[found] = min(found.emptied, now), holding
         return False
 
     def enter(self, adapter: Adapter) -> None:
@@ -217,5 +222,7 @@ class AdapterPlaces:
             if not before.held:
                 del self._holdings[before.adapter.identity]
         self._places[place - 1], holding.place, holding.since = holding, place, math.inf
+        for other in self._holdings.values():
+            other.emptied = math.inf
         self.changes.append((holding.number, place))
         self._copies += 1

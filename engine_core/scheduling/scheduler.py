@@ -58,7 +58,7 @@ from penstock.engine_core.scheduling.validation import (
 )
 from penstock.protocol.control import PauseMode
 from penstock.protocol.images import EncodeImage, ImageEncoded
-from penstock.protocol.messages import BlocksAddresses, Finish, Prefilled, Rejected, StopHit, SubmitTokens
+from penstock.protocol.messages import Adapter, BlocksAddresses, Finish, Prefilled, Rejected, StopHit, SubmitTokens
 from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.steps import (
     AdapterLoaded,
@@ -261,12 +261,14 @@ class Scheduler:
         """What executors are to read and to forget, behind the plans so far; the caller removes what it has sent."""
         return self._state.adapters.messages
 
-    def adapter_loaded(self, message: AdapterLoaded, executor: int, now: float) -> None:
-        """An executor has read an adapter, or could not: then the requests that wait for it end with the reason."""
+    def adapter_loaded(self, message: AdapterLoaded, executor: int, now: float) -> Adapter | None:
+        """An executor has read an adapter, or could not: then the requests that wait for it end with the reason. Which
+        one that is."""
         self._state.stats.now = now
         failed = self._state.adapters.loaded(message.number, executor, message.error)
         if failed is not None:
             fail_adapter(self._state, failed, message.error)
+        return failed
 
     def image_messages(self) -> list[EncodeImage]:
         """What ranks of the first stage are to encode, behind the plans so far; the caller removes what it has sent."""

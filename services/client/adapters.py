@@ -81,7 +81,7 @@ class AdapterNames:
         if not NAME.fullmatch(name) or name in self._own:
             why = "the model itself has this name" if name in self._own else "it has letters, digits and . _ : @ / + -"
             raise invalid("lora_name", f": {why}")
-        found = self._change(name, self._checked(name, self.directory / path), again=True)
+        found = self._change(name, self._checked(name, self.directory / path, "lora_path"), again=True)
         assert found is not None
         return found
 
@@ -94,7 +94,7 @@ class AdapterNames:
         """No request finds the name any more; those that run go on. A folder of --lora-dir stays unloaded as well."""
         self._change(name, None, again=True)
 
-    def _checked(self, name: str, folder: Path) -> Adapter:
+    def _checked(self, name: str, folder: Path, param: str = "model") -> Adapter:
         """Raises InvalidRequest unless the folder is an adapter, all of it below --lora-dir, whatever links say."""
         assert self.directory is not None
         found = folder.resolve()
@@ -102,9 +102,9 @@ class AdapterNames:
         if not all(inside) or found == self.directory:
             message = "the adapter's folder and its files must be below --lora-dir"
             raise InvalidRequest(message, param="lora_path")
-        return self._served(name, found)
+        return self._served(name, found, param)
 
-    def _served(self, name: str, folder: Path, param: str = "model") -> Adapter:
+    def _served(self, name: str, folder: Path, param: str) -> Adapter:
         try:
             return self._read(name, folder)
         except ModelError as error:

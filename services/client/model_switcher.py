@@ -51,6 +51,7 @@ class ModelSwitcher:
         self._residency = Residency(shares, turn)
         self._broken = broken
         self._wanted = {self._names[model] for model in self._residency.first()}  # until they are loaded
+        self._begun = False  # all models have been heard of: what is wanted counts
         self._asked: dict[int, State] = {}  # what models are being asked to become
         self._tasks: set[asyncio.Task[None]] = set()
         self._known = [(State.LOADING, 0.0)] * len(self._names)  # after an answer: unix seconds until which it holds
@@ -69,6 +70,8 @@ class ModelSwitcher:
 
     def look(self, now: float) -> None:
         """Ask models for what is to be done now."""
+        if not self._begun:
+            self._begin()
         views = [self._view(model, now) for model in range(len(self._names))]
         for model, view in enumerate(views):
             if view.state in (State.LOADED, State.FAILED):
@@ -81,6 +84,14 @@ class ModelSwitcher:
         for model in decision.load:
             logs.info(log, "model_loads", model=self._names[model], waited=self._residency.waited(model, now))
             self._ask(model, State.LOADING, WakeEngine(0))
+
+    def _begin(self) -> None:
+        """Once all models have been heard of, those that fit are to be loaded; not where any has been loaded before: a
+        process before this one has seen to it, and what sleeps now does so by an idle time or the operator."""
+        wholes = [client.replicas.whole for client in self._clients]
+        self._begun = None not in wholes
+        if self._begun and any(whole is not None and whole.load_seconds for whole in wholes):
+            self._wanted.intersection_update(self._waiters)
 
     async def wake(self, name: str) -> None:
         """Have a model loaded as if a request came for it, and wait until it is. Raises Unavailable."""
@@ -101,7 +112,7 @@ class ModelSwitcher:
         else:
             state = state_of(whole, broken=whole.sleeping and not whole.asleep and self._broken(name))
             self._known[model] = state, 0.0
-        return ModelView(state, demand + (name in self._wanted))
+        return ModelView(state, demand + (name in self._wanted and (self._begun or name in self._waiters)))
 
     def _reached(self, name: str, error: str) -> None:
         self._wanted.discard(name)

@@ -100,21 +100,32 @@ class AdapterLoader:
 
 
 def attempt(asked: LoadAdapter, places: AdapterPlaces, memory: PinnedPool) -> Tensor | str:
-    """The adapter, or why there is none, without the path of its folder: clients are told."""
-    taken = None
+    """The adapter, or why there is none, without the path of its folder: clients are told. Raises nothing, so that the
+    next one is read whatever is wrong with this."""
+    folder, taken, why = Path(asked.path), None, ""
     try:
         taken = memory.take()
-        found = read_adapter(Path(asked.path), places, taken)
-        if asked.version in ("", adapter_version(Path(asked.path))):
-            logs.info(log, "adapter_loaded", number=asked.number, path=asked.path, bytes=found.nbytes)
-            return found
-        why = "its folder has changed since it was named: load it anew"
+        read_adapter(folder, places, taken)
     except ModelError as error:
-        logs.warning(log, "adapter_refused", number=asked.number, reason=str(error))
-        why = str(error).replace(f"{asked.path.rstrip('/')}/", "")
-    except (RuntimeError, MemoryError) as error:  # no memory, pinned or at all
-        logs.exception(log, "adapter_failed", number=asked.number)
-        why = f"this executor cannot hold it: {type(error).__name__}"
+        why = str(error).replace(f"{folder}/", "").replace(f"{folder}: ", "")
+    except Exception as error:  # guard: design 7, one adapter's requests end
+        logs.exception(log, "adapter_failed", number=asked.number, path=asked.path)
+        memory_lacks = isinstance(error, RuntimeError | MemoryError)  # pinned or at all
+        why = f"this executor cannot {'hold' if memory_lacks else 'read'} it: {type(error).__name__}"
+    if changed(asked):
+        why = "its folder has changed since it was named: load it anew"
+    if taken is not None and not why:
+        logs.info(log, "adapter_loaded", number=asked.number, path=asked.path, bytes=taken.nbytes)
+        return taken
+    logs.warning(log, "adapter_refused", number=asked.number, path=asked.path, reason=why)
     if taken is not None:
         memory.give(taken, sent=False)
     return why
+
+
+def changed(asked: LoadAdapter) -> bool:
+    """Whether the folder holds something else than what was named. One that cannot be read does not say."""
+    try:
+        return asked.version not in ("", adapter_version(Path(asked.path)))
+    except ModelError:
+        return False

@@ -144,6 +144,8 @@ def trouble_of(app: AppState, now: float) -> str:
     several models that is served is enough."""
     if app.models and (reason := hopeless(app)):  # an api process
         return reason
+    if app.switcher is not None and not app.switcher.settled:
+        return "the models that fit together are being loaded"
     troubles = [hopeless(each) or each.engine_client.trouble(now) for each in app.each]
     return "" if "" in troubles else troubles[0]
 

@@ -64,6 +64,7 @@ NOT_HELD = "no update has begun: POST /start_weight_update before, and come back
 SUMS_DIFFER = "tensor {}: executors that should hold the same have different numbers"
 GROUP_DIFFERS = "its weights are not its group's"
 NOT_WOKEN = "the executors do not become ready"
+UPDATING = "an update of the weights has begun, of which a sleep would lose parts: POST /finish_weight_update before"
 REQUESTS = "{} requests have not ended: end them or hold them with POST /pause before"
 FOLDERS_ONLY = "one of several models takes weights from folders alone: it would lose others when it leaves its GPU"
 INTERNAL = -1  # id of a change that nobody asked for
@@ -199,11 +200,14 @@ class OperatorQueue:
             peer, message = self._rests[0]
             self._asleep, error = executors.rest is Rest.ASLEEP, ""
             if isinstance(message, SleepEngine) and not self._asleep:
-                if message.grace is not None:
+                if self._hold is not None:
+                    error = UPDATING
+                elif message.grace is not None:
                     return Rest.ASLEEP if self._leaves(scheduler, message.grace, now) else None
-                if not unfinished or (scheduler is not None and scheduler.paused):
+                elif not unfinished or (scheduler is not None and scheduler.paused):
                     return None if scheduler is not None and scheduler.in_flight else Rest.ASLEEP
-                error = REQUESTS.format(unfinished)
+                else:
+                    error = REQUESTS.format(unfinished)
             elif isinstance(message, SleepEngine):
                 if message.discard:
                     self._steps.send_each(executors.discard(), Sleep(discard=True))
@@ -232,13 +236,19 @@ class OperatorQueue:
         scheduler.freeze(frozen=True)
         if scheduler.in_flight:
             return False
+        self._stay(scheduler)
+        return True
+
+    def _stay(self, scheduler: Scheduler) -> None:
+        """It leaves no more: requests begin and go on."""
         self._leaves_at = None
         scheduler.close(closed=False)
         scheduler.freeze(frozen=False)
-        return True
 
     def not_woken(self, scheduler: Scheduler | None) -> None:
-        """The executors have been given up: whoever wants them woken hears of it."""
+        """The executors have been given up: whoever wants them woken hears of it, or wants them to leave."""
+        if self._leaves_at is not None and scheduler is not None:
+            self._stay(scheduler)
         for peer, message in self._rests:
             self._answer(peer, message.id, scheduler, NOT_WOKEN)
         self._rests.clear()

@@ -235,10 +235,11 @@ class SchedulerLoop:
                 self._times.applied(result, time.perf_counter() - began)
                 self._traces.applied(result, now)
             case AdapterLoaded() as loaded:
-                if loaded.error:
-                    logs.warning(log, "adapter_failed", executor=peer.index, number=loaded.number, reason=loaded.error)
                 if self._scheduler is not None and self.executors.complete:
-                    self._scheduler.adapter_loaded(loaded, peer.index, now)
+                    failed = self._scheduler.adapter_loaded(loaded, peer.index, now)
+                    if failed is not None:
+                        told = {"executor": peer.index, "adapter": failed.name, "reason": loaded.error}
+                        logs.write(log, logging.WARNING, "adapter_failed", told)
             case ImageEncoded() as encoded:
                 if encoded.error:
                     logs.warning(log, "image_failed", executor=peer.index, number=encoded.number, reason=encoded.error)

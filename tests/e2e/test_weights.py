@@ -255,7 +255,8 @@ def test_rollouts_are_deterministic_and_end_by_their_ids(unchanged: Server) -> N
     long = {"input_ids": prompt, "sampling_params": {"max_new_tokens": LONG, "ignore_eos": True}, "rid": "mine"}
     with unchanged.slow(), ThreadPoolExecutor(1) as pool:
         running = pool.submit(generate, unchanged, long)
-        unchanged.until("/health", lambda found: found["engine"]["running"] == 1)
+        while operate(unchanged, "/v1/loads", method="GET") != {"loads": [{"num_total_reqs": 1}]}:
+            assert not running.done(), running.result()
         assert operate(unchanged, "/abort_request", {"rid": "other"}) == ""
         assert operate(unchanged, "/v1/loads", method="GET") == {"loads": [{"num_total_reqs": 1}]}
         operate(unchanged, "/abort_request", {"rid": "mine"})

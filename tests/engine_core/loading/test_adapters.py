@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from transformers import (
 )
 
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
+from penstock.engine_core.loading import adapters
 from penstock.engine_core.loading.adapters import read_adapter
 from penstock.engine_core.models.adapters import AdapterPlaces
 from penstock.engine_core.models.decoder import Decoder
@@ -239,6 +241,22 @@ def test_numbers_are_rounded_once(base: Path, tmp_path: Path, stored: torch.dtyp
         assert torch.equal(found, expected.to(own))
         count += found.count_nonzero()
     assert memory.count_nonzero() == count
+
+
+def test_a_file_that_is_cut_off_while_it_is_read(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused, and ends no process."""
+    write_adapter(base, tmp_path, 1)
+    runner, path = served(ours(base)), tmp_path / "adapter_model.safetensors"
+    assert runner.adapters is not None
+
+    def cut(*given: Any) -> Any:
+        os.truncate(path, path.stat().st_size // 2)
+        return plain(*given)
+
+    plain = adapters.read_tensors
+    monkeypatch.setattr(adapters, "read_tensors", cut)
+    with pytest.raises(ModelError, match=r"adapter_model.safetensors: truncated: tensor .* is not there as a whole"):
+        read_adapter(tmp_path, runner.adapters.places)
 
 
 def test_numbers_that_are_not_finite_are_refused(base: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -184,7 +185,11 @@ def test_a_version_is_of_what_the_folder_holds(tmp_path: Path) -> None:
     path.write_text(content + " ")
     assert adapter_version(tmp_path) != before
     path.write_text(content)
-    assert adapter_version(tmp_path) == before
+    os.utime(tmp_path / "adapter_model.safetensors", ns=(0, 1))
+    assert adapter_version(tmp_path) == before, "wherever and whenever it was copied"
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    assert adapter_version(tmp_path) != before
     path.unlink()
     with pytest.raises(ModelError, match=r"adapter_config.json: No such file"):
         adapter_version(tmp_path)

@@ -169,6 +169,65 @@ def test_a_place_in_use_is_not_taken_and_one_is_emptied_for_whoever_waits() -> N
     made.run()
 
 
+def cold_start(made: Server, places: int) -> float:
+    """Seconds until a cold adapter's request has its first token, while every place but that of one long stream has
+    outputs of 15 tokens, six at a time, each step taking 20 ms."""
+    open_: dict[int, list[int]] = {place: [] for place in range(1, places)}
+
+    def feed() -> None:
+        for place, live in open_.items():
+            live[:] = [number for number in live if not made.seen(number).finish]
+            while len(live) < 6:
+                live.append(made.submit([1, 2], adapter=f"busy{place}", max_tokens=15))
+
+    made.submit([1, 2, 3], adapter="long", max_tokens=2000)
+    feed()
+    for _ in range(4):
+        made.load()
+        made.step()
+    began, cold = made.now, made.submit([1], adapter="cold", max_tokens=2)
+    while not made.seen(cold).tokens:
+        feed()
+        made.load()
+        made.step()
+        made.now += 0.02
+        assert made.now - began < 20
+    return made.now - began
+
+
+@pytest.mark.parametrize("places", [2, 8])
+def test_a_long_output_keeps_no_place_from_others_while_the_rest_come_and_go(places: int) -> None:
+    made = server(
+        adapter_places=places, adapter_memory=2 * places, slots=64, blocks=20000, budget=256, max_model_len=2048
+    )
+    assert cold_start(made, places) < 4 * PATIENCE
+
+
+def test_several_requests_for_an_adapter_have_one_place_emptied() -> None:
+    made = AdapterPlaces(8, 16, 1)
+    for name in "abcdefgh":
+        take_place(made, name)
+    made.ask(named("cold"), 0.0)
+    made.loaded(9, 0, "")
+    for _ in range(3):
+        made.begin_pass()
+        for _ in range(5):
+            assert not made.ask(named("cold"), 0.0)
+        assert sum(not made.ask(named(name), 0.0) for name in "abcdefgh") == 0
+    made.begin_pass()
+    for _ in range(5):
+        assert not made.ask(named("cold"), 2 * PATIENCE)
+    assert sum(not made.ask(named(name), 2 * PATIENCE) for name in "abcdefgh") == 1
+
+
+def take_place(made: AdapterPlaces, name: str) -> None:
+    made.begin_pass()
+    made.ask(named(name), 0.0)
+    made.loaded(made.messages[-1].number, 0, "")
+    assert made.ask(named(name), 0.0)
+    made.enter(named(name))
+
+
 def test_a_failed_load_ends_the_requests_that_wait_and_no_others() -> None:
     made = server()
     bad, good = made.submit([1], adapter=BAD, n=2), made.submit([1], adapter="a")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from penstock.engine_core.models.adapter_folder import adapter_version
 from penstock.protocol.config import Config
@@ -134,34 +134,57 @@ def test_a_folder_that_is_refused(steps: Steps, port: FakePort, folder: Path, ca
         run(steps, peer(), LoadAdapter(number=1, path=f"{folder}/"))
         wait(steps)
     assert answers(port) == [AdapterLoaded(number=1, error="adapter_model.safetensors: no such file")]
-    assert [vars(record)["fields"]["reason"] for record in caplog.records] == [
-        f"{folder}/adapter_model.safetensors: no such file"
-    ]
+    (fields,) = [vars(record)["fields"] for record in caplog.records]
+    told = {"number": 1, "path": f"{folder}/", "reason": "adapter_model.safetensors: no such file"}
+    assert fields == told
     assert spare(steps)
 
 
 def test_a_folder_that_has_changed_is_another_adapter(steps: Steps, port: FakePort, folder: Path) -> None:
     version, weights = adapter_version(folder), folder / "adapter_model.safetensors"
+    os.utime(weights, ns=(0, 1))  # a copy of it is the same
     run(steps, peer(), LoadAdapter(number=1, path=str(folder), version=version))
     wait(steps)
-    os.utime(weights, ns=(0, weights.stat().st_mtime_ns + 1))
+    save_file({name: -tensor for name, tensor in load_file(weights).items()}, weights)
     run(steps, peer(), LoadAdapter(number=2, path=str(folder), version=version))
     wait(steps)
     error = "its folder has changed since it was named: load it anew"
     assert answers(port) == [AdapterLoaded(number=1), AdapterLoaded(number=2, error=error)]
 
 
-def test_memory_that_is_not_there(
-    steps: Steps, port: FakePort, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RuntimeError("CUDA error: out of memory"), "this executor cannot hold it: RuntimeError"),
+        (ValueError("cannot reshape"), "this executor cannot read it: ValueError"),
+    ],
+)
+def test_whatever_happens_the_next_one_is_read(
+    error: Exception,
+    told: str,
+    steps: Steps,
+    port: FakePort,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def fail(*_: object) -> None:
-        raise RuntimeError("CUDA error: out of memory")
+        raise error
 
-    monkeypatch.setattr(adapter_loading, "read_adapter", fail)
-    run(steps, peer(), LoadAdapter(number=1, path=str(folder)))
-    wait(steps)
-    assert answers(port) == [AdapterLoaded(number=1, error="this executor cannot hold it: RuntimeError")]
+    with monkeypatch.context() as patch:
+        patch.setattr(adapter_loading, "read_adapter", fail)
+        run(steps, peer(), LoadAdapter(number=1, path=str(folder)))
+        wait(steps)
     assert "adapter_failed" in caplog.text
+    run(steps, peer(), LoadAdapter(number=2, path=str(folder)))
+    wait(steps)
+    assert answers(port) == [AdapterLoaded(number=1, error=told), AdapterLoaded(number=2)]
+
+
+def test_a_folder_that_is_gone_is_told_without_its_path(steps: Steps, port: FakePort, tmp_path: Path) -> None:
+    run(steps, peer(), LoadAdapter(number=1, path=str(tmp_path / "gone")))
+    wait(steps)
+    assert answers(port) == [AdapterLoaded(number=1, error="no such folder")]
 
 
 def test_answers_wait_for_credit(steps: Steps, port: FakePort, folder: Path) -> None:
