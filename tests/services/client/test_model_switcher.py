@@ -87,6 +87,18 @@ async def test_the_first_that_fit_are_loaded_before_the_server_is_ready() -> Non
     assert pair.switcher.settled
 
 
+@pytest.mark.parametrize("slept", [0, 1])
+async def test_a_new_process_has_nothing_loaded_that_nobody_asks_for(slept: int) -> None:
+    """Whatever has been loaded once sleeps because of an idle time, the operator or another model."""
+    pair = Pair()
+    pair.engines[slept].tells(**ASLEEP, load_seconds=5.0)
+    pair.engines[1 - slept].tells(**ASLEEP)
+    assert kinds(await pair.look()) == [[], []]
+    assert pair.switcher.settled
+    pair.engines[0].tells(**ASLEEP, demand=1)
+    assert kinds(await pair.look()) == [[WakeEngine], []]
+
+
 async def test_a_switch_goes_on_only_when_the_memory_is_back() -> None:
     pair = Pair()
     await pair.started()

@@ -24,6 +24,7 @@ from penstock.protocol.control import (
     Pause,
     PauseMode,
     Resume,
+    SleepEngine,
     SumWeights,
     UpdateWeights,
     WeightsAnswer,
@@ -35,7 +36,7 @@ from penstock.protocol.links import Role
 from penstock.protocol.message import Message
 from penstock.protocol.messages import Finish, Sampling, SubmitTokens
 from penstock.protocol.outputs import TokenBatch
-from penstock.protocol.steps import ExecutorReady, StepPlan
+from penstock.protocol.steps import ExecutorReady, Sleep, StepPlan
 from penstock.services.scheduler.operator_queue import HOLD_SECONDS, LOST_BEFORE, LOST_WITHIN, NOT_READY, SUPERSEDED
 from penstock.services.scheduler.options import ModelFacts
 from penstock.services.scheduler.server_loop import SchedulerLoop
@@ -360,6 +361,15 @@ def held_with_a_part() -> Bench:
     assert bench.answers()[0].version == "0"
     assert bench.step() == 0
     return bench
+
+
+def test_nothing_sleeps_between_the_parts_of_an_update() -> None:
+    """A sleep would lose those that have been written, and the next one give them a version."""
+    bench = held_with_a_part()
+    bench.ask(Pause(8, PauseMode.KEEP))
+    (answer,) = bench.ask(SleepEngine(9))
+    assert "POST /finish_weight_update before" in answer.error
+    assert not bench.asked(Sleep)
 
 
 def test_nothing_runs_between_the_parts_of_an_update() -> None:

@@ -202,6 +202,27 @@ def test_one_that_does_not_load_gives_its_memory_up_and_its_requests_end() -> No
     assert bench.hear() == [True], "it comes too late, and sleeps"
 
 
+def test_one_that_is_given_up_while_it_leaves_serves_once_it_is_loaded_again() -> None:
+    bench = OnDemand()
+    bench.load()
+    bench.submit(1, max_tokens=200)
+    bench.iterate()
+    bench.operator(SleepEngine(1, 10.0))
+    bench.step()
+    bench.steps.leave(bench.executors[0].peer)
+    bench.iterate()
+    bench.iterate(MISSING_LIMIT + 10.0)
+    bench.iterate(0.3)
+    bench.executors[0] = Sleeper(bench.steps)
+    bench.steps.arrives(bench.executors[0].peer, ExecutorAsleep())
+    bench.iterate()
+    bench.load()
+    bench.submit(2)
+    bench.iterate()
+    bench.run()
+    assert bench.transcript.ends == {1: [Finish.UNAVAILABLE], 2: [Finish.LENGTH]}
+
+
 def test_the_same_before_anything_was_loaded() -> None:
     bench = OnDemand()
     bench.submit(1)
