@@ -84,6 +84,9 @@ class ModelSwitcher:
         for model in decision.load:
             logs.info(log, "model_loads", model=self._names[model], waited=self._residency.waited(model, now))
             self._ask(model, State.LOADING, WakeEngine(0))
+        for model, view in enumerate(views):
+            if view.state is State.LOADED and model not in self._asked and self._clients[model].replicas.needed:
+                self._ask(model, State.LOADED, WakeEngine(0))  # their share of the devices is taken by all replicas
 
     def _begin(self) -> None:
         """Once all models have been heard of, those that fit are to be loaded; not where any has been loaded before: a

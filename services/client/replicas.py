@@ -81,6 +81,14 @@ class ReplicaSet:
         return msgspec.structs.replace(total(statuses), time=min(status.time for status in statuses))
 
     @property
+    def needed(self) -> bool:
+        """Whether one that sleeps has requests, while another one is awake."""
+        statuses = [status for status, _ in self._statuses.values()]
+        return any(status.sleeping and status.demand for status in statuses) and any(
+            not status.sleeping for status in statuses
+        )
+
+    @property
     def first(self) -> EngineStatus | None:
         """The heartbeat of a ready replica; all have the same capacity."""
         return next((status for status, _ in self._statuses.values() if status.ready), None)

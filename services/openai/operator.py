@@ -214,7 +214,7 @@ async def put_to_sleep(app: AppState, *, discard: bool = False) -> None:
     for each in app.each:
         found = await each.engine_client.control(SleepEngine(0, discard=discard))
         if found.error:
-            raise Conflict(found.error, code="not_done")
+            raise Conflict(f"{each.model.name}: {found.error}" if app.models else found.error, code="not_done")
 
 
 async def wake_up(app: AppState, context: RequestContext) -> None:

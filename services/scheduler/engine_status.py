@@ -60,6 +60,7 @@ def group_status(
         loaded=executors.complete,
         load_seconds=executors.wake_seconds,
         demand=demand,
+        waiting=demand,
         draining=draining,
         replica=replica,
         role=replica_role(replica, model),

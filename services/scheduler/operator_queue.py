@@ -67,6 +67,7 @@ NOT_WOKEN = "the executors do not become ready"
 UPDATING = "an update of the weights has begun, of which a sleep would lose parts: POST /finish_weight_update before"
 REQUESTS = "{} requests have not ended: end them or hold them with POST /pause before"
 FOLDERS_ONLY = "one of several models takes weights from folders alone: it would lose others when it leaves its GPU"
+UNLOADED = AskState | SleepEngine | WakeEngine | FlushCache | Resume | AbortAll  # done before anything was loaded
 INTERNAL = -1  # id of a change that nobody asked for
 MASK = (1 << 64) - 1  # of sums
 HOLD_SECONDS = 300.0  # between the parts of an update, after which the trainer has died
@@ -140,7 +141,7 @@ class OperatorQueue:
 
     def take(self, peer: Peer, message: Control, scheduler: Scheduler | None, now: float) -> None:
         """A message of the operator's, perhaps for the second time by another way."""
-        if scheduler is None and not (self._on_demand and isinstance(message, AskState | SleepEngine | WakeEngine)):
+        if scheduler is None and not (self._on_demand and isinstance(message, UNLOADED)):
             self._clients.answer(peer, Controlled(message.id, NOT_READY))
             return
         match message:
@@ -149,8 +150,8 @@ class OperatorQueue:
                 self._rests.append((peer, message))
             case AskState():
                 self._answer(peer, message.id, scheduler)
-            case _ if scheduler is None:
-                raise AssertionError("it was answered")
+            case _ if scheduler is None:  # there is nothing to flush, to resume, or to abort any more
+                self._answer(peer, message.id, scheduler)
             case Pause():
                 self._supersede(message.id)
                 scheduler.pause(message.mode, now)

@@ -19,7 +19,7 @@ from penstock.engine_core.scheduling.executor_group import ExecutorGroup, Rest
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.protocol.config import Config
-from penstock.protocol.control import Control, EngineStatus, WeightsAnswer
+from penstock.protocol.control import AbortAll, Control, EngineStatus, WeightsAnswer
 from penstock.protocol.errors import RequestError, rejection
 from penstock.protocol.groups import answering, group_size, members
 from penstock.protocol.images import ImageEncoded
@@ -41,6 +41,7 @@ from penstock.services.links.link import Arrival, Joined, Left, Link, Peer, leve
 from penstock.services.metrics.definitions import LAG
 from penstock.services.metrics.snapshot import RemoteSnapshots
 from penstock.services.scheduler.bitmask_filler import BitmaskFiller, BitmaskStatistics
+from penstock.services.scheduler.early_requests import EarlyRequests
 from penstock.services.scheduler.engine_status import StatusTimer, group_status, with_statistics
 from penstock.services.scheduler.grammar_queue import GrammarQueue, GrammarStatistics
 from penstock.services.scheduler.housekeeping import Housekeeping
@@ -114,7 +115,7 @@ class SchedulerLoop:
         self._bitmasks = bitmasks
         self._operator = OperatorQueue(self._clients, steps, on_demand=several(config))
         self._scheduler: Scheduler | None = None  # from the first complete executor group on
-        self._early: dict[int, tuple[Peer, SubmitTokens]] = {}  # requests that wait for it, since nothing is loaded yet
+        self._early = EarlyRequests(self._clients, config.scheduler.max_queue_time)  # that wait for it
         self._next_tick = now
         self._status = StatusTimer(config.scheduler.status_interval, now)
         self._housekeeping = Housekeeping(now)
@@ -200,6 +201,7 @@ class SchedulerLoop:
         self._next_tick = now + TICK
         self._clients.link.tick(now)
         self._steps.tick(now)
+        self._early.expire(now)
         if self._scheduler is not None:
             self._scheduler.expire(now)
         self.executors.crash_loop = self._crash_loop_reason()
@@ -213,9 +215,7 @@ class SchedulerLoop:
 
     def _release(self, now: float) -> None:
         """The executors do not come. Their memory is for other models: those that come after all wait to be asked."""
-        for peer, request in self._early.values():
-            self._clients.refuse(peer, request.id, self.executors.crash_loop or LOST)
-        self._early.clear()
+        self._early.refuse(self.executors.crash_loop or LOST)
         if self._scheduler is not None and self._scheduler.unfinished:
             self._scheduler.fail(self.executors.crash_loop or LOST)
         self._operator.not_woken(self._scheduler)
@@ -350,8 +350,7 @@ class SchedulerLoop:
             logs.info(log, "awake", seconds=now - self.executors.rest_since, epoch=epoch, unfinished=len(self._early))
             self.executors.end_wake(now)
         self._operator.begin(self._scheduler, self.executors)
-        early, self._early = self._early, {}
-        for peer, request in early.values():
+        for peer, request in self._early.take():
             self._submit(peer, request, self._scheduler, now)
         gc.collect()
         gc.freeze()
@@ -365,13 +364,12 @@ class SchedulerLoop:
                 if self.draining or self.executors.given_up(now) or (scheduler is None and not early):
                     self._clients.refuse(peer, request.id, SHUTTING_DOWN if self.draining else NOT_READY)
                 elif scheduler is None:
-                    self._early[request.id] = peer, request
+                    self._early.add(peer, request, now)
                     self._status.due = now
                 else:
                     self._submit(peer, request, scheduler, now)
             case Abort(id=request):
-                waited = self._early.pop(request, None) is not None
-                if not waited and scheduler is not None and not self._grammars.abort(request):
+                if not self._early.abort(request) and scheduler is not None and not self._grammars.abort(request):
                     scheduler.abort(request)
             case StopHit() as hit:
                 if scheduler is not None:
@@ -380,6 +378,8 @@ class SchedulerLoop:
                 if scheduler is not None:
                     scheduler.release_transfer(request)
             case asked if isinstance(asked, Control):
+                if isinstance(asked, AbortAll):
+                    self._early.abort_all(asked.rid)
                 self._operator.take(peer, asked, scheduler, now)
                 self._status.due = now
             case Joined():
@@ -388,7 +388,7 @@ class SchedulerLoop:
             case Left(reason):
                 source = self._clients.leave(peer, reason)
                 self._grammars.forget(peer)
-                self._early = {number: found for number, found in self._early.items() if found[0] is not peer}
+                self._early.forget(peer)
                 if scheduler is not None:
                     scheduler.forget(source)
 

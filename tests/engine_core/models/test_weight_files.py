@@ -29,6 +29,20 @@ def test_a_file_of_another_length_than_its_header_says(tmp_path: Path, change: i
         read_header(tmp_path / SINGLE)
 
 
+@pytest.mark.parametrize(
+    "offsets", [[(-4, 0), (0, 4)], [(0, 4), (0, 4)], [(0, 4), (8, 12)], [(4, 8), (8, 12)]], ids=str
+)
+def test_tensors_that_overlap_or_leave_a_hole(tmp_path: Path, offsets: list[tuple[int, int]]) -> None:
+    header = {
+        name: {"dtype": "F32", "shape": [1], "data_offsets": one} for name, one in zip("ab", offsets, strict=True)
+    }
+    text = json.dumps(header).encode()
+    end = max(one[1] for one in offsets)
+    (tmp_path / SINGLE).write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
+    with pytest.raises(ModelError, match="does not begin where the one before ends"):
+        read_header(tmp_path / SINGLE)
+
+
 def test_a_tensor_whose_bytes_do_not_fit_its_shape(tmp_path: Path) -> None:
     header = json.dumps({"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}).encode()
     (tmp_path / SINGLE).write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import msgspec
@@ -171,14 +172,15 @@ def test_a_place_in_use_is_not_taken_and_one_is_emptied_for_whoever_waits() -> N
 
 def cold_start(made: Server, places: int) -> float:
     """Seconds until a cold adapter's request has its first token, while every place but that of one long stream has
-    outputs of 15 tokens, six at a time, each step taking 20 ms."""
+    outputs of 10 to 20 tokens, six at a time, each step taking 20 ms."""
     open_: dict[int, list[int]] = {place: [] for place in range(1, places)}
+    lengths = itertools.cycle((17, 10, 20, 13, 15, 11, 19))
 
     def feed() -> None:
         for place, live in open_.items():
             live[:] = [number for number in live if not made.seen(number).finish]
             while len(live) < 6:
-                live.append(made.submit([1, 2], adapter=f"busy{place}", max_tokens=15))
+                live.append(made.submit([1, 2], adapter=f"busy{place}", max_tokens=next(lengths)))
 
     made.submit([1, 2, 3], adapter="long", max_tokens=2000)
     feed()

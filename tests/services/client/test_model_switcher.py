@@ -23,10 +23,10 @@ LOADED: dict[str, Any] = {"loaded": True, "running": 0}
 class Engine:
     """A model's scheduler: it answers what it is asked once a test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, replicas: int = 1) -> None:
         self.link = FakeLink(self._take)
         self.asked: list[Message] = []
-        self.client = EngineClient([self.link], 0, 1, 8, LIMIT, processes=1)
+        self.client = EngineClient([self.link], 0, 1, 8, LIMIT, processes=1, replicas=replicas)
         self.link.deliver = lambda arrivals: self.client.receive(arrivals, time.monotonic())
 
     def _take(self, link: FakeLink, message: Message) -> None:
@@ -44,8 +44,8 @@ class Engine:
 class Pair:
     """Two models that do not fit together, and a clock that tests turn."""
 
-    def __init__(self) -> None:
-        self.engines = Engine(), Engine()
+    def __init__(self, replicas: int = 1) -> None:
+        self.engines = Engine(replicas), Engine()
         self.broken: set[str] = set()
         clients = {name: each.client for name, each in zip("ab", self.engines, strict=True)}
         self.switcher = ModelSwitcher(clients, [{0: 0.9}, {0: 0.9}], 30.0, self.broken.__contains__)
@@ -97,6 +97,22 @@ async def test_a_new_process_has_nothing_loaded_that_nobody_asks_for(slept: int)
     assert pair.switcher.settled
     pair.engines[0].tells(**ASLEEP, demand=1)
     assert kinds(await pair.look()) == [[WakeEngine], []]
+
+
+async def test_a_replica_that_sleeps_is_woken_by_its_requests_while_another_is_busy() -> None:
+    """The model is loaded, so nobody else has the memory."""
+    pair = Pair(replicas=2)
+    pair.engines[0].tells(**LOADED, load_seconds=5.0)
+    pair.engines[0].tells(**ASLEEP, replica=1)
+    pair.engines[1].tells(**ASLEEP)
+    assert kinds(await pair.look()) == [[], []]
+    pair.engines[0].tells(**ASLEEP, replica=1, demand=1)
+    assert kinds(await pair.look()) == [[WakeEngine], []]
+    assert kinds(await pair.look()) == [[WakeEngine], []], "asked once"
+    pair.engines[0].tells(**LOADED, replica=1)
+    pair.engines[0].answers()
+    await pair.look()
+    assert kinds(await pair.look()) == [[], []]
 
 
 async def test_a_switch_goes_on_only_when_the_memory_is_back() -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.protocol.config import RunConfig
 from penstock.protocol.links import Role
+from penstock.services.client.model_switcher import ModelSwitcher
 from penstock.services.client.replicas import ReplicaSet
 from penstock.services.supervisor.restart_policy import LIMIT, RestartPolicy
 from tests.services.client.fake_engine import FakeLink, app_state, client, silent, status
@@ -40,6 +41,18 @@ async def test_health_says_what_is_missing() -> None:
     assert loading.json()["last_step_age"] == 9.5
     assert loading.json()["parts"]["executor"] is False
     assert (lost.status_code, lost.json()["status"]) == (503, "no tokenizer is connected")
+
+
+async def test_it_is_not_ready_before_the_first_models_are_loaded() -> None:
+    """Their schedulers wait for requests, though the server may not come up at all."""
+    clients = {"a": app_state(FakeLink(silent)).engine_client}
+    switcher = ModelSwitcher(clients, [{0: 0.9}], 30.0, lambda _: False)
+    parts = replace(app_state(FakeLink(silent)), switcher=switcher)
+    async with client(parts) as http:
+        answer = await http.get("/health/ready")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
+        switcher.settled = True
+        assert (await http.get("/health/ready")).status_code == 200
 
 
 async def test_a_process_beyond_hope_makes_it_unready_and_is_named(tmp_path: Path) -> None:

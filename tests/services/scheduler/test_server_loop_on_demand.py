@@ -8,10 +8,10 @@ import pytest
 
 from penstock.engine_core.scheduling.executor_group import MISSING_LIMIT
 from penstock.protocol.config import Config, RunConfig
-from penstock.protocol.control import AskState, Controlled, SleepEngine, WakeEngine
+from penstock.protocol.control import AskState, Controlled, FlushCache, Resume, SleepEngine, WakeEngine
 from penstock.protocol.engine_config import ModelConfig, SchedulerConfig
 from penstock.protocol.links import Role
-from penstock.protocol.messages import Abort, Finish, Rejected
+from penstock.protocol.messages import Finish, Rejected
 from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.steps import ExecutorAsleep
 from penstock.services.scheduler.options import ModelFacts
@@ -25,12 +25,14 @@ MODELS = json.dumps({"a": {}, "b": {}})
 class OnDemand(Bench):
     """A loop whose executors wait, as each of several models' do at the start."""
 
-    def __init__(self, size: int = 1, *, joins: bool = True, idle_timeout: float = 0.0) -> None:
+    def __init__(
+        self, size: int = 1, *, joins: bool = True, idle_timeout: float = 0.0, max_queue_time: float = 0.0
+    ) -> None:
         self.now = 1000.0
         self.tokens, self.steps = FakePort(Role.TOKENIZER), FakePort(Role.EXECUTOR)
         config = Config(
             model=ModelConfig(max_num_seqs=4, max_num_batched_tokens=64, tensor_parallel_size=size),
-            scheduler=SchedulerConfig(idle_timeout=idle_timeout),
+            scheduler=SchedulerConfig(idle_timeout=idle_timeout, max_queue_time=max_queue_time),
             run=RunConfig(models=MODELS, for_model="a"),
         )
         self.loop = SchedulerLoop(config, ModelFacts(256, 4096), self.tokens, self.steps, *without_grammars(), self.now)
@@ -68,28 +70,6 @@ def test_requests_wait_until_somebody_has_it_loaded(size: int) -> None:
     status = bench.status()
     assert (status.asleep, status.sleeping, status.loaded, status.demand) == (False, False, True, 0)
     assert status.load_seconds > 0
-
-
-def test_a_request_that_waits_for_the_first_load_may_be_aborted_and_its_client_may_leave() -> None:
-    bench = OnDemand()
-    for number in (1, 2, 3):
-        bench.submit(number)
-    other = bench.tokens.join(1)
-    bench.iterate()
-    assert bench.loop.unfinished == 3
-    bench.tokens.arrives(bench.tokenizer, Abort(2))
-    bench.tokens.arrives(other, Abort(7))
-    bench.iterate()
-    assert bench.loop.unfinished == 2
-    bench.load()
-    bench.run()
-    assert bench.transcript.ends == {1: [Finish.LENGTH], 3: [Finish.LENGTH]}
-    bench = OnDemand()
-    bench.submit(1)
-    bench.iterate()
-    bench.tokens.leave(bench.tokenizer)
-    bench.iterate()
-    assert bench.loop.unfinished == 0
 
 
 def test_it_is_not_asleep_before_each_executor_has_said_so() -> None:
@@ -238,9 +218,9 @@ def test_the_same_before_anything_was_loaded() -> None:
 
 def test_the_operator_is_answered_before_anything_was_loaded() -> None:
     bench = OnDemand()
-    bench.operator(AskState(1))
-    bench.operator(SleepEngine(2))
-    assert bench.answers() == {1: Controlled(1, asleep=True), 2: Controlled(2, asleep=True)}
+    for message in (AskState(1), SleepEngine(2), FlushCache(3), Resume(4)):
+        bench.operator(message)
+    assert bench.answers() == {number: Controlled(number, asleep=True) for number in (1, 2, 3, 4)}
 
 
 def test_it_sleeps_by_itself_after_a_time_without_requests_and_is_not_woken_by_one() -> None:

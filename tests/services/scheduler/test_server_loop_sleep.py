@@ -82,9 +82,9 @@ class Bench:
         self.now += seconds
         self.loop.iterate(self.now, 5000.0 + self.now)
 
-    def submit(self, number: int, **sampling) -> None:
+    def submit(self, number: int, rid: str = "", **sampling) -> None:
         ids = np.arange(20, dtype=np.int32).tobytes()
-        request = SubmitTokens(id=number, token_ids=ids, sampling=Sampling(**{"max_tokens": 5, **sampling}))
+        request = SubmitTokens(id=number, token_ids=ids, sampling=Sampling(**{"max_tokens": 5, **sampling}), rid=rid)
         self.tokens.arrives(self.tokenizer, request)
 
     def hear(self) -> list[bool]:
