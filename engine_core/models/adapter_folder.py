@@ -26,7 +26,7 @@ from penstock.engine_core.models.weight_files import STORED_TYPES, StoredTensor,
 from penstock.protocol.errors import ModelError
 
 CONFIG = "adapter_config.json"
-SAMPLES, SAMPLE = 65, 4096  # of weights, and bytes of one: the first has the names, a training changes all others
+SAMPLES, SAMPLE = 4, 4096  # of weights, and bytes of one: a training changes every number
 RANKS = 16  # that matrix units want: ranks are padded to a multiple
 WEIGHTS = "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"
