@@ -79,6 +79,7 @@ class Middleware:
         *,
         tracer: Tracer,
         always: Sequence[tuple[bytes, bytes]] = (),
+        operator: bool = False,
     ) -> None:
         self._router = router
         self._state = state
@@ -90,6 +91,7 @@ class Middleware:
         self._timeout = options.request_timeout or None  # seconds that every request has
         self._budget = BodyBudget(options)
         self._always = always  # headers of every response
+        self._operator = operator  # it changes the server: the log has all that is asked of it
         self._tracer = tracer
         self._unrecorded = ServerSpan(None, TraceContext())
 
@@ -183,6 +185,8 @@ class Middleware:
         fields: dict[str, object] = {"id": context.id.decode(), "method": context.method, "route": outcome.route}
         if trace := context.trace.traceparent:
             fields["trace_id"] = trace[3:35]  # as TraceContext.trace_id, without a call
+        if self._operator:
+            fields["query"] = context.query[:MAX_SHOWN]
         if outcome.reason == UNKNOWN_PATH:
             fields["path"] = context.path[:MAX_SHOWN]
         fields["status"] = status

@@ -67,8 +67,12 @@ async def by_body(handler: Handler, app: AppState, context: RequestContext) -> N
 
 
 async def by_query(handler: Handler, needed: bool, app: AppState, context: RequestContext) -> None:
-    asked = dict(parse_qsl(context.query)).get("model")
-    await handler(app if asked is None and not needed else find(app, asked), context)
+    """Raises InvalidRequest for a query that names no model where one is needed, or several; NotFound for one that
+    there is not."""
+    asked = [value for name, value in parse_qsl(context.query) if name == "model"]
+    if len(asked) > 1:
+        raise InvalidRequest("the query names several models: name one", param="model")
+    await handler(find(app, asked[0] if asked else None) if asked or needed else app, context)
 
 
 def find(app: AppState, asked: str | None) -> AppState:

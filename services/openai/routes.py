@@ -266,7 +266,8 @@ def operator_application(app: AppState) -> ASGIApp:
     assert options is not None, "there is such a listener"
     assert app.operators is not None, "with keys of its own"
     assert app.operators.locked or options.uds, "but for a socket of its owner's"
-    return middleware(app, operated(app, operator_routes(directories(app))), options, app.operators)
+    routes = operated(app, operator_routes(directories(app)))
+    return middleware(app, routes, options, app.operators, operator=True)
 
 
 def directories(app: AppState) -> ApiConfig:
@@ -285,12 +286,15 @@ def operator_routes(options: ApiConfig) -> tuple[Route, ...]:
     return (*OPERATOR_ROUTES, *adapters, *(WEIGHT_ROUTES if options.weights_dir else ()))
 
 
-def middleware(app: AppState, routes: Sequence[Route], options: ApiConfig, keys: Keys) -> Middleware:
+def middleware(
+    app: AppState, routes: Sequence[Route], options: ApiConfig, keys: Keys, *, operator: bool = False
+) -> Middleware:
     """An application of these routes, for who has these keys."""
     wrong = wrong_output(list(dict.fromkeys(reason for each in app.each for reason in each.model.wrong_output)))
     return Middleware(
-        Router(routes, PREFIX, ELSEWHERE), app, options, keys, app.traffic, DIALECTS, always=wrong, tracer=app.tracer
-    )
+        Router(routes, PREFIX, ELSEWHERE), app, options, keys, app.traffic, DIALECTS, tracer=app.tracer, always=wrong,
+        operator=operator,
+    )  # fmt: skip
 
 
 def wrong_output(reasons: Sequence[str]) -> list[tuple[bytes, bytes]]:

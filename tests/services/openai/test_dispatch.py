@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from typing import Any
 
 import msgspec
@@ -124,6 +125,20 @@ async def test_the_operator_names_one_or_means_all() -> None:
         await http.get("/is_paused?model=a")
         assert (len(a.of(AskState)), len(b.of(AskState))) == (1, 0)
         assert (await http.post("/pause?model=c")).status_code == 404
+        assert (await http.post("/pause?model=a&model=b")).status_code == 400
+
+
+async def test_the_log_tells_what_the_operator_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    app, _ = both(**OPERATOR)
+    async with client(app, served=operator_application) as http:
+        await http.post("/sleep?model=b&level=2")
+    async with client(app) as http:
+        await http.get("/v1/models?secret=1")
+    found = [vars(record)["fields"] for record in caplog.records if record.message == "request"]
+    assert [(one["route"], one.get("query")) for one in found] == [
+        ("/sleep", "model=b&level=2"), ("/v1/models", None)
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
