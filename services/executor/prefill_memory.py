@@ -14,6 +14,7 @@ from collections.abc import MutableMapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Event
+from typing import NamedTuple
 
 import torch
 
@@ -85,7 +86,7 @@ class PrefillMemory:
             for replica in range(model.prefill_replicas)
             if groups.replica_role(place.replica, model) is groups.ReplicaRole.DECODE
         }
-        self._targets: dict[int, str] = {}  # what each link was when it was followed last
+        self._targets: dict[int, Target | None] = {}  # what each link was when it was followed last
         if copier.shared is not None:
             publish(run_dir / f"{Role.EXECUTOR}-{index}.kv", copier.shared.path)
 
@@ -98,11 +99,11 @@ class PrefillMemory:
         """Map what is new, and let go of what a dead process has left, whose next one takes as much."""
         for replica, file in self._files.items():
             target = living(file)
-            if target != self._targets.get(replica, ""):
+            if target != self._targets.get(replica):
                 self._targets[replica] = target
                 self._copier.others.pop(replica, None)
-                if target:
-                    self._map(replica, target)
+                if target is not None:
+                    self._map(replica, target.path)
 
     def _map(self, replica: int, path: str) -> None:
         try:
@@ -116,14 +117,22 @@ class PrefillMemory:
         logs.info(log, "prefill_memory", replica=replica, path=path, bytes=found.blocks.nbytes)
 
 
-def living(file: Path) -> str:
-    """What a link leads to; empty where there is no such link, or its process has ended."""
+class Target(NamedTuple):
+    """What a link leads to. An executor that sleeps keeps its process, in which the same number may become another
+    file's."""
+
+    path: str
+    inode: int
+
+
+def living(file: Path) -> Target | None:
+    """The memory that a link leads to; None where there is no such link, or its executor has ended or sleeps."""
     try:
-        target = os.readlink(file)
-        os.stat(target)
+        path = os.readlink(file)
+        found = Target(path, os.stat(path).st_ino)
+        return found if os.readlink(path).startswith("/memfd:") else None
     except OSError:
-        return ""
-    return target
+        return None
 
 
 def publish(file: Path, target: str) -> None:

@@ -51,14 +51,33 @@ def test_a_new_executors_memory_takes_the_place_of_a_dead_ones(tmp_path: Path) -
     found.look()
     assert copier.others[0] is before, "mapped once"
     assert first.shared is not None
-    os.close(first.shared.descriptor)
-    assert living(tmp_path / "executor-0.kv") == ""
+    number = first.shared.descriptor
+    with (tmp_path / "stranger").open("w") as stranger:
+        os.dup2(stranger.fileno(), number)  # as of a process that sleeps
+        assert living(tmp_path / "executor-0.kv") is None
+    os.close(number)
+    assert living(tmp_path / "executor-0.kv") is None
     found.look()
     assert not copier.others
     again, _ = executor(0, tmp_path)
     found.look()
     again.host.fill_(3)
     assert int(copier.others[0].blocks.min()) == 3
+
+
+def test_another_memory_of_the_same_number_is_seen(tmp_path: Path) -> None:
+    """An executor that has slept may have it back before anybody looked."""
+    first, _ = executor(0, tmp_path)
+    copier, found = executor(4, tmp_path)
+    found.look()
+    before, other = copier.others[0], BlockCopier(memory(), HOST, CPU, label="cpu", shared=True)
+    assert first.shared is not None
+    assert other.shared is not None
+    os.dup2(other.shared.descriptor, first.shared.descriptor)
+    found.look()
+    assert copier.others[0] is not before
+    other.host.fill_(7)
+    assert int(copier.others[0].blocks.max()) == 7
 
 
 def test_ucx_listens_where_the_schedulers_are_reached(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
