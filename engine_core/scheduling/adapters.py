@@ -24,6 +24,7 @@ from penstock.protocol.messages import Adapter
 from penstock.protocol.steps import DropAdapter, LoadAdapter
 
 LOADS = 2  # at once: each shares the bandwidth with the others, and a link has room for few messages
+RETRY, MOST_REFUSED = 30.0, 1024  # seconds for which it is known, and of how many, that an adapter cannot be read
 PATIENCE = 0.5  # seconds that an adapter waits for a place to become free by itself
 
 
@@ -70,6 +71,7 @@ class AdapterPlaces:
         self.changes: list[tuple[int, int]] = []  # of the plan that is being made: numbers and their places
         self._emptied: dict[Holding, Holding] = {}  # whose places are, in this pass, and for whom
         self._pass = self._turn = self._number = 0
+        self._refused: dict[str, tuple[str, float]] = {}  # by identity: why they could not be read, and when
         self._loads = self._failures = self._copies = 0
 
     def begin_pass(self) -> None:
@@ -81,6 +83,18 @@ class AdapterPlaces:
         """Have it read if there is room: a request has come that will need it."""
         if adapter.identity not in self._holdings and self._held() < self._memory:
             self._load(adapter)
+
+    def refuse(self, adapter: Adapter, error: str, now: float) -> None:
+        """It could not be read: for a while nobody has it tried again, which takes another one's memory."""
+        self._refused.pop(adapter.identity, None)
+        self._refused[adapter.identity] = error, now
+        if len(self._refused) > MOST_REFUSED:
+            del self._refused[next(iter(self._refused))]
+
+    def refused(self, adapter: Adapter, now: float) -> str:
+        """Why it could not be read a while ago; empty: nothing is known."""
+        error, since = self._refused.get(adapter.identity, ("", -math.inf))
+        return error if now - since < RETRY else ""
 
     def lacks(self, adapter: Adapter) -> bool:
         """Whether a sequence with this adapter cannot enter a slot now."""
@@ -159,6 +173,7 @@ class AdapterPlaces:
         self._loading.clear()
         self.changes.clear()
         self._emptied.clear()
+        self._refused.clear()
         self.messages.clear()
         self._places = [None] * len(self._places)
 

@@ -267,6 +267,7 @@ class Scheduler:
         self._state.stats.now = now
         failed = self._state.adapters.loaded(message.number, executor, message.error)
         if failed is not None:
+            self._state.adapters.refuse(failed, message.error, now)
             fail_adapter(self._state, failed, message.error)
         return failed
 

@@ -173,6 +173,8 @@ def submit(state: SchedulerState, message: SubmitTokens, source: int, guide: Gui
         validate(message, options, state.kv.pool.capacity, state.encoder_cache.rows)
         if state.poison_requests.until and state.poison_requests.holds(signature(message), now):
             raise InvalidRequest(POISONED, code="condemned")
+        if message.adapter is not None and (why := state.adapters.refused(message.adapter, now)):
+            raise unserved(message.adapter, why)
         check_room(state, message)
     except RequestError as error:
         state.stats.totals.rejected += 1
@@ -252,12 +254,19 @@ def refuse(state: SchedulerState, request: Request, error: RequestError) -> None
 
 def fail_adapter(state: SchedulerState, adapter: Adapter, error: str) -> None:
     """End the requests that wait for an adapter which cannot be read."""
-    told = f"the adapter {adapter.name!r} cannot be served: {error}"
+    refusal = unserved(adapter, error)
     for request in {sequence.request: None for sequence in state.queue if sequence.request.adapter == adapter}:
         if had_slot(request):
-            cancel(state, request, Finish.ERROR, told)
+            cancel(state, request, Finish.ERROR, refusal.message)
         else:
-            refuse(state, request, InvalidRequest(told, param="model", code="adapter_failed"))
+            refuse(state, request, refusal)
+
+
+def unserved(adapter: Adapter, error: str) -> InvalidRequest:
+    """What a request for an adapter is told that executors cannot read."""
+    return InvalidRequest(
+        f"the adapter {adapter.name!r} cannot be served: {error}", param="model", code="adapter_failed"
+    )
 
 
 def fail_image(state: SchedulerState, sequences: Iterable[Sequence], error: str) -> None:

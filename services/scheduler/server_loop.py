@@ -278,8 +278,8 @@ class SchedulerLoop:
                     logs.info(log, "asleep", seconds=now - self.executors.rest_since, kept_weight_bytes=kept)
             case Left(reason):
                 self.remote.remove(peer)
-                fields: dict[str, object] = {"executor": peer.index, "pid": peer.pid, "reason": reason}
-                logs.write(log, level_of(peer, reason), "executor_left", fields)
+                level = logging.INFO if self.executors.rest is Rest.WAKING else level_of(peer, reason)  # it loads
+                logs.write(log, level, "executor_left", {"executor": peer.index, "pid": peer.pid, "reason": reason})
                 if self.executors.remove(peer, now):
                     self._steps.epoch = self.executors.epoch
                     self._operator.lost(self._scheduler)

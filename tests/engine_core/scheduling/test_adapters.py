@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from penstock.engine_core.scheduling.adapters import LOADS, PATIENCE, AdapterPlaces
+from penstock.engine_core.scheduling.adapters import LOADS, PATIENCE, RETRY, AdapterPlaces
 from penstock.engine_core.scheduling.admission import BLOCKED
 from penstock.protocol.messages import Finish
 from penstock.protocol.step_columns import adapter_table
@@ -243,6 +243,27 @@ def test_a_failed_load_ends_the_requests_that_wait_and_no_others() -> None:
     assert made.seen(good).finish == Finish.LENGTH
     assert statistics(made).failures == 1
     assert not made.executor.hosts.reading
+
+
+def test_one_that_could_not_be_read_takes_nobodys_memory_for_a_while() -> None:
+    made = server(adapter_places=1, adapter_memory=1)
+    made.submit([1], adapter=BAD)
+    made.load()
+    made.deliver()
+    good = made.submit([1], adapter="a")
+    finish(made, good)
+    again = made.submit([1], adapter=BAD)
+    made.deliver()
+    assert made.record.rejected[again].message == f"the adapter '{BAD}' cannot be served: {REASON}"
+    assert statistics(made).held == 1
+    made.now += RETRY
+    later = made.submit([1], adapter=BAD)
+    assert later not in made.record.rejected, "it may have been mended"
+    made.plan()
+    made.load()
+    made.deliver()
+    assert later in made.record.rejected
+    made.run()
 
 
 def test_a_new_group_reads_anew_and_everybody_goes_on() -> None:
