@@ -56,7 +56,7 @@ class AdapterNames:
     def check(self) -> None:
         """Read the headers of all that --lora-modules names. Raises ModelError for the first that cannot be served."""
         for name, folder in self._folders.items():
-            self._read(name, folder)
+            self._look(name, folder)
 
     def find(self, name: str) -> Adapter | None:
         """The adapter of this name; None: there is none. Raises InvalidRequest for a folder of --lora-dir that cannot
@@ -112,9 +112,12 @@ class AdapterNames:
             raise InvalidRequest(message, param=param, code="adapter_failed") from None
 
     def _read(self, name: str, folder: Path) -> Adapter:
+        self._look(name, folder)
+        return Adapter(name, str(folder), adapter_version(folder))
+
+    def _look(self, name: str, folder: Path) -> None:
         try:
             read_adapter_folder(folder, self._spec, self._model.max_lora_rank, experts=self._model.lora_experts)
-            return Adapter(name, str(folder), adapter_version(folder))
         except ModelError as error:
             raise ModelError(f"the adapter {name!r} cannot be served: {error}") from None
 
