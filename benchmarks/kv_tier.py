@@ -27,13 +27,13 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import httpx
 import msgspec
 
 from benchmarks import report
 from benchmarks.h200 import device
 from benchmarks.load.loads import Loads, median_ttft, price
 from benchmarks.server import Server, serving
+from benchmarks.several_models import operate
 from benchmarks.shapes import SHAPES, SMOKE, Shape, make_folder
 from penstock.engine_core.models.memory_estimate import ITEM_BYTES, block_bytes
 from penstock.engine_core.models.spec import read_spec
@@ -171,13 +171,6 @@ class Measurement:
         summary = await self.loads.streams(requests, due)
         return summary.tpot_ms.mean if summary.tpot_ms else 0.0
 
-    async def forget(self, admin: Path) -> None:
-        """Have both memories forget all blocks. A full one of the host would keep what was fetched before instead of
-        the prompts that come now. admin: the socket of the operator's address."""
-        transport = httpx.AsyncHTTPTransport(uds=str(admin))
-        async with httpx.AsyncClient(transport=transport, timeout=REQUEST_LIMIT) as http:
-            (await http.post("http://admin/flush_cache")).raise_for_status()
-
     def computed(self) -> float:
         """Tokens of prompts that were computed, since the start."""
         return self.metric("engine_prompt_tokens_total") - self.metric("engine_cached_tokens_total")
@@ -211,7 +204,8 @@ class Measurement:
         return sum(map(len, told)), cached / max(1, repeated), first
 
 
-async def measure(server: Server, shape: Shape, sizes: Sizes, host_tokens: int, admin: Path) -> Figures:
+async def measure(server: Server, shape: Shape, sizes: Sizes, host_tokens: int, place: Path) -> Figures:
+    """place: the folder of the operator's socket."""
     prompts = Prompts(shape.vocab)
     found = Measurement(server, sizes, prompts)
     await found.loads.run([asked(prompts.new(sizes.prompt), 4, at) for at in range(2)], 1)  # warm-up
@@ -225,7 +219,7 @@ async def measure(server: Server, shape: Shape, sizes: Sizes, host_tokens: int, 
     print(f"conversations: {rate:.1%} of repeated tokens hit", flush=True)
     await found.settle()
     lost = int(found.metric("engine_host_lost_blocks_total"))
-    await found.forget(admin)
+    operate(place, "/flush_cache")  # a full host memory would keep what was fetched before, not what comes now
     alone = await found.streams(())
     copied = [prompts.new(sizes.prompt) for _ in range(COPIES)]
     await found.one_by_one(copied[-1:])
@@ -397,13 +391,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.disk is not None:
             sizes = msgspec.structs.replace(sizes, offered=DISK_OFFERED)
             return run_disk(words, sizes, shape, options, arguments)
-        admin = Path(place) / "admin"
-        words += ["--admin-address", f"unix:{admin}"]
+        words += ["--admin-address", f"unix:{place}/admin"]
         print(shlex.join(words), flush=True)
         with serving(words) as server:
             print(f"ready after {server.seconds:.0f} s", flush=True)
             chip = device(server)
-            figures = asyncio.run(measure(server, shape, sizes, host, admin))
+            figures = asyncio.run(measure(server, shape, sizes, host, Path(place)))
             if figures.errors:
                 print(server.tail(), flush=True)
     results = {"chip": chip, "server_arguments": shlex.join(words[1:]), "sizes": sizes, "figures": figures}

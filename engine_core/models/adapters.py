@@ -23,7 +23,7 @@ from penstock.engine_core.models.expert_adapters import ExpertRoom
 from penstock.engine_core.models.layers import Destination, Destinations, Linear
 from penstock.engine_core.models.low_rank import Adapted, AdaptedExperts, StepAdapters
 from penstock.engine_core.models.mlp import SeparateMlps, SparseMlp
-from penstock.engine_core.models.parts import Placement, Source, vocabulary
+from penstock.engine_core.models.parts import Source, vocabulary
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.low_rank import adapter_rows, output_tiles
 from penstock.kernels.records import LowRankWeight
@@ -84,7 +84,7 @@ class AdapterPlaces:
                 ends.append(room.end)
         self.memory = torch.zeros(count, ends[-1], dtype=placement.dtype, device=placement.device)
         for product, owner in held.items():
-            owner.adapted = Adapted(self._weight(product, self.memory, placement), self._step)
+            owner.adapted = Adapted(self._weight(product), self._step)
         for room in self._rooms.values():
             room.mixture.adapted = AdaptedExperts(*room.weights(self.memory), self._step)
 
@@ -124,16 +124,15 @@ class AdapterPlaces:
         """Numbers of A and of B."""
         return len(product.sources) * self.rank * product.share, outputs_of(product.sources)[-1].stop * self.rank
 
-    def _weight(self, product: Product, memory: Tensor, placement: Placement | None) -> LowRankWeight:
-        """Views of places' memory `[places, numbers]`; without its tiles where it has no placement."""
+    def _weight(self, product: Product) -> LowRankWeight:
+        """Views of all places' memory."""
         parts = outputs_of(product.sources)
         a, b = (
-            memory[:, start : start + size]
+            self.memory[:, start : start + size]
             for start, size in zip(self._starts[product], self._sizes(product), strict=True)
         )
-        tiles = torch.empty(0) if placement is None else output_tiles(parts, self.rank, placement.device)
-        a, b = a.view(len(memory), -1, product.share), b.view(len(memory), -1, self.rank)
-        return LowRankWeight(a, b, parts, tiles)
+        a, b = a.view(self.count, -1, product.share), b.view(self.count, -1, self.rank)
+        return LowRankWeight(a, b, parts, output_tiles(parts, self.rank, self.memory.device))
 
 
 def outputs_of(sources: Sequence[Source]) -> tuple[slice, ...]:
